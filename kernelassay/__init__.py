@@ -1,0 +1,1 @@
+"""KernelAssay: a property-based correctness suite for LLM inference kernels."""
