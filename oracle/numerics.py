@@ -1,4 +1,4 @@
-"""What an author says of a kernel's arithmetic. Budgets are derived from it; it holds no tolerance."""
+"""What an author says of a kernel's arithmetic. Budgets derive from it; it holds no tolerance."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -22,6 +22,10 @@ class Numerics:
     """factor on the probabilities before that cast (fp8 kernels: often 256)."""
     l_from_p: bool | None = None
     """True: the row sum adds rounded probabilities; False: unrounded; None: not known."""
+    p_normalised: bool | None = None
+    """True: P is divided by the row sum before its cast (an unfused softmax); False: the output is
+    divided at the end, so weights that are powers of two are exact in any dtype; None: not known
+    (what is divided first underflows sooner, so that is allowed for)."""
     dot: Literal["exact", "tf32", "tf32_trunc"] = "exact"
     """what the matrix units do to their operands: nothing, round to tf32, truncate to tf32."""
     acc_u: float = 2.0**-23
@@ -30,13 +34,14 @@ class Numerics:
     acc_biased: bool = True
     """True: the accumulator truncates, errors add up; False: rounds to nearest."""
     kstep: int = 16
-    """products per accumulation step: 16 in fp16/bf16 matrix units, 8 tf32, 32 fp8, 1 plain FMA."""
+    """products per accumulation step: 16 in fp16/bf16 matrix units, 8 tf32, 32 fp8, 1 FMA."""
     score: str = "fp32"
     """dtype the scores are rounded to before the softmax."""
     q_prescaled: bool = False
     """True: scale * q is rounded to the input dtype before the dot product."""
     scale_rounded: bool = False
-    """True: q and k are each multiplied by sqrt(scale) in the input dtype before the dot."""
+    """True: q and k are each multiplied by sqrt(scale), an fp32 number, and rounded to the input
+    dtype before the dot (PyTorch's math path)."""
     fma: bool = False
     """True: exp2(fma(score, c, -m c)), no rounding of the scaled score of its own."""
     exp_u: float = 2.0**-22

@@ -1,0 +1,101 @@
+"""Attention and its log-sum-exp in float64.
+
+    z[b, h, i, j] = scale q[b, h, i] . k[b, g, j],   g = h // (Hq / Hkv)
+    lse[b, h, i]  = log sum_j exp z[b, h, i, j]                    over visible j
+    out[b, h, i]  = sum_j exp(z[b, h, i, j] - lse[b, h, i]) v[b, g, j]
+
+A row that sees no key has out 0 and lse -inf. What no query sees never matters, NaN and infinities
+included: invisible scores are selected away, never multiplied by 0. What a query sees is finite.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernelassay.oracle.visibility import Visibility, visible
+
+HELD = 2**25
+"""About how many float64 numbers one array of a step may hold: 256 MiB."""
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, visibility: Visibility, *, block: int = 4096
+) -> tuple[Tensor, Tensor]:
+    """out = softmax(scale q k^T) v over visible keys, and lse: the maximum first, then plain sums.
+
+    q [B, Hq, Tq, D], k [B, Hkv, Tk, D], v [B, Hkv, Tk, Dv] of any dtype, on one device. Returns
+    float64 out [B, Hq, Tq, Dv] and lse [B, Hq, Tq], in base e. Two passes over the keys, at most
+    *block* at a time: nothing is rescaled, so the recurrences under test are not used.
+    """
+    shape, steps = _shape(q, k, v), _steps(q, v, block)
+    q = q.double()
+    top = q.new_full((*q.shape[:3], 1), -math.inf)
+    for keys in steps:
+        z = _scores(q, k, scale, visible(visibility, shape, q.device, keys), keys)
+        top = torch.maximum(top, z.amax(-1, keepdim=True))
+    top = torch.where(top == -math.inf, 0.0, top)
+    mass = torch.zeros_like(top)
+    total = q.new_zeros((*q.shape[:3], v.shape[-1]))
+    for keys in steps:
+        seen = visible(visibility, shape, q.device, keys)
+        e = torch.exp(_scores(q, k, scale, seen, keys) - top)
+        mass += e.sum(-1, keepdim=True)
+        total += _by_group(e, _values(v, seen, keys))
+    return total / torch.where(mass == 0, 1.0, mass), (top + mass.log()).squeeze(-1)
+
+
+def weights(q: Tensor, k: Tensor, scale: float, visibility: Visibility) -> Tensor:
+    """p[b, h, i, j] = exp(z - lse), 0 where invisible: float64 [B, Hq, Tq, Tk], in one piece."""
+    shape = _shape(q, k, k)
+    seen = visible(visibility, shape, q.device)
+    z = _scores(q.double(), k, scale, seen, range(shape[3]))
+    return torch.where(seen, torch.softmax(z, -1), 0.0)
+
+
+def lse_in_base(lse: Tensor, base: float) -> Tensor:
+    """log_base of the same sum, from its natural logarithm."""
+    return lse / math.log(base)
+
+
+def _scores(q: Tensor, k: Tensor, scale: float, seen: Tensor, keys: range) -> Tensor:
+    """z [B, Hq, Tq, keys], -inf where invisible."""
+    dots = _by_group(q, k[:, :, keys.start : keys.stop].double().transpose(-1, -2))
+    return torch.where(seen, scale * dots, -math.inf)
+
+
+def _values(v: Tensor, seen: Tensor, keys: range) -> Tensor:
+    """v [B, Hkv, keys, Dv] with 0 for each key that no query of its head group sees."""
+    B, Hkv, _, _ = v.shape
+    some = seen.any(2)  # [B, Hq or 1, keys]
+    if some.shape[1] > 1:
+        some = some.reshape(B, Hkv, some.shape[1] // Hkv, len(keys)).any(2)
+    return torch.where(some[..., None], v[:, :, keys.start : keys.stop].double(), 0.0)
+
+
+def _by_group(rows: Tensor, columns: Tensor) -> Tensor:
+    """rows [B, Hq, T, X] times columns [B, Hkv, X, Y] of each head's group: [B, Hq, T, Y]."""
+    B, Hq, T, X = rows.shape
+    Hkv, Y = columns.shape[1], columns.shape[3]
+    return (rows.reshape(B, Hkv, Hq // Hkv * T, X) @ columns).reshape(B, Hq, T, Y)
+
+
+def _steps(q: Tensor, v: Tensor, block: int) -> list[range]:
+    """Consecutive runs of keys, at most *block* long, shorter where a step would hold too much."""
+    B, Hq, Tq, D = q.shape
+    _, Hkv, Tk, Dv = v.shape
+    per_key = B * max(Hq * Tq, Hkv * D, Hkv * Dv, 1)
+    step = max(1, min(block, HELD // max(1, per_key)))
+    return [range(start, min(start + step, Tk)) for start in range(0, Tk, step)]
+
+
+def _shape(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
+    """(B, Hq, Tq, Tk), or a ValueError if q, k and v do not fit together."""
+    B, Hq, Tq, D = q.shape
+    _, Hkv, Tk, _ = k.shape
+    if k.shape != (B, Hkv, Tk, D) or v.shape[:3] != (B, Hkv, Tk) or Hkv < 1 or Hq % Hkv:
+        raise ValueError(
+            f"attention: got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, expected "
+            f"[B, Hq, Tq, D], [B, Hkv, Tk, D], [B, Hkv, Tk, Dv] with Hkv dividing Hq"
+        )
+    return B, Hq, Tq, Tk

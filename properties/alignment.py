@@ -1,0 +1,218 @@
+"""Laws of causal alignment: which keys a query sees, read off exactly and by metamorphic pairs."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kernelassay.impls.contract import Visibility
+from kernelassay.oracle.formats import format_of
+from kernelassay.properties import strata as s
+from kernelassay.properties.attention import agree
+from kernelassay.properties.case import AttendCase
+from kernelassay.properties.failures import NonFinite, WrongValue
+from kernelassay.properties.inputs import Logical, logical
+from kernelassay.properties.judge import budget_of, judge, seen_by
+from kernelassay.properties.property import law
+from kernelassay.properties.subject import Attended, Subject
+
+
+def bits_per_column(dtype: str) -> int:
+    """How many keys one output element can tell apart: two bits of the format stay in reserve."""
+    return min(10, format_of(dtype).precision - 2)
+
+
+@law(
+    "alignment.visible_set",
+    "Query i sees exactly the keys that lengths, causal corner, window, sinks and mask say: read "
+    "off bit by bit with equal weights.",
+    strata={
+        "bottom_right": s.reading(s.corner("bottom_right")),
+        "ragged": s.reading(s.ragged),
+        "boolean_mask": s.reading(s.boolean_mask),
+        "partial_tile": s.reading(s.partial_tile),
+        "top_left": s.reading(s.corner("top_left")),
+        "windows": s.reading(s.windows),
+        "positions": s.reading(s.positions),
+        "more_queries": s.reading(s.more_queries),
+        "masked_rows": s.reading(s.masked_rows),
+    },
+)
+def visible_set(subject: Subject, case: AttendCase) -> None:
+    tensors = logical(case, subject.dtype, subject.place)
+    seen = seen_by(tensors).expand(case.shape)
+    width = bits_per_column(subject.numerics.out)
+    for origin in range(0, case.Tk, width * case.D):
+        part = replace(case, v=f"bits:{origin}:{width}")
+        answer = subject.attend(part)
+        read_off(subject, answer, seen, origin, width)
+
+
+def read_off(subject: Subject, answer: Attended, seen: Tensor, origin: int, width: int) -> None:
+    """Compare the keys that an answer to a `bits` call shows with those that must be seen."""
+    count = seen.sum(-1)
+    if answer.lse is not None:
+        scale = 1.0 if subject.conventions.lse_base == "e" else math.log(2)
+        shown = (answer.lse.double() * scale).exp().round()
+    else:
+        shown = count.double()
+    out, rows = answer.out.double(), count > 0
+    if bool((rows[..., None] & ~out.isfinite()).any()):
+        raise NonFinite("out is not finite though every visible value is", ratio=math.inf)
+    sums = torch.where(rows[..., None], out, 0.0) * shown[..., None]
+    numbers = sums.round().long()
+    keys = torch.arange(origin, min(seen.shape[-1], origin + width * out.shape[-1]))
+    column, bit = (
+        ((keys - origin) // width).to(out.device),
+        ((keys - origin) % width).to(out.device),
+    )
+    got = ((numbers[..., column] >> bit) & 1).bool()
+    expected = seen[..., keys.to(out.device)]
+    wrong = rows[..., None] & (got != expected)
+    blurred = rows[..., None] & ((sums - numbers).abs() > 0.25)
+    miscounted = rows & (shown != count)
+    if bool(wrong.any() or blurred.any() or miscounted.any()):
+        b, h, i = _first_row(wrong.any(-1) | blurred.any(-1) | miscounted)
+        extra = keys[(got & ~expected)[b, h, i].cpu()].tolist()
+        lost = keys[(expected & ~got)[b, h, i].cpu()].tolist()
+        raise WrongValue(
+            f"request {b}, head {h}, query {i} must see {int(count[b, h, i])} keys; "
+            + _told(extra, lost, blurred[b, h, i].any(), shown[b, h, i]),
+            ratio=None,
+            row=(b, h, i),
+        )
+
+
+def _first_row(wrong: Tensor) -> tuple[int, int, int]:
+    b, h, i = wrong.nonzero()[0].tolist()
+    return b, h, i
+
+
+def _told(extra: list[int], lost: list[int], blurred: Tensor, shown: Tensor) -> str:
+    if bool(blurred):
+        return "the weights are not equal, though all scores are: no set of keys explains them"
+    parts = [f"it also sees {spans(extra)}"] * bool(extra)
+    parts += [f"it does not see {spans(lost)}"] * bool(lost)
+    return ", ".join(parts) or f"its LSE counts {int(shown)}"
+
+
+def spans(keys: list[int]) -> str:
+    """Key numbers as ranges: "keys 3-5, 9"."""
+    runs: list[list[int]] = []
+    for key in keys:
+        if runs and key == runs[-1][1] + 1:
+            runs[-1][1] = key
+        else:
+            runs.append([key, key])
+    shown = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:6])
+    more = f" and {len(runs) - 6} more runs" if len(runs) > 6 else ""
+    return f"key{'s' if len(keys) > 1 else ''} {shown}{more}"
+
+
+@law(
+    "alignment.causal_corner",
+    "Query i sees exactly the keys j <= i + (Tk - Tq) (bottom-right), or j <= i (top-left).",
+    strata={
+        "bottom_right": s.corner("bottom_right"),
+        "top_left": s.corner("top_left"),
+        "needles": s.needles,
+    },
+)
+def causal_corner(subject: Subject, case: AttendCase) -> None:
+    judge(subject, case, subject.attend(case))
+
+
+@law(
+    "alignment.decode_is_last_row",
+    "Decoding the last token alone gives the last row of the prefill.",
+    requires=["causal.bottom_right", "unequal_lengths"],
+    strata={"prefill": s.prefill},
+)
+def decode_is_last_row(subject: Subject, case: AttendCase) -> None:
+    tensors = logical(case, subject.dtype, subject.place)
+    step = replace(tensors, q=tensors.q[:, :, -1:])
+    agree(
+        subject,
+        "the last query was decoded alone",
+        rows_of(subject.attend(tensors), case.Tq - 1, case.Tq),
+        subject.attend(step),
+        budget_of(step, subject.numerics, generic=case.generic),
+        bitwise=subject.conventions.batch_invariant,
+    )
+
+
+@law(
+    "alignment.chunked_is_whole",
+    "A prefill in two chunks gives what it gives in one.",
+    requires=["causal.bottom_right", "unequal_lengths"],
+    strata={"prefill": s.prefill},
+)
+def chunked_is_whole(subject: Subject, case: AttendCase) -> None:
+    tensors = logical(case, subject.dtype, subject.place)
+    cut = 1 + case.at % (case.Tq - 1)
+    whole = subject.attend(tensors)
+    for start, stop in ((0, cut), (cut, case.Tq)):
+        chunk = chunk_of(tensors, start, stop)
+        agree(
+            subject,
+            f"queries {start}..{stop - 1} came as a chunk of their own",
+            rows_of(whole, start, stop),
+            subject.attend(chunk),
+            budget_of(chunk, subject.numerics, generic=case.generic),
+            bitwise=subject.conventions.batch_invariant,
+        )
+
+
+def chunk_of(tensors: Logical, start: int, stop: int) -> Logical:
+    """Queries start..stop with the keys up to the last one that they may see (bottom-right)."""
+    Tq, Tk = tensors.q.shape[2], tensors.k.shape[2]
+    last = Tk - Tq + stop
+    return replace(
+        tensors,
+        q=tensors.q[:, :, start:stop],
+        k=tensors.k[:, :, :last],
+        v=tensors.v[:, :, :last],
+    )
+
+
+def rows_of(answer: Attended, start: int, stop: int) -> Attended:
+    """Query rows start..stop of an answer."""
+    lse = answer.lse
+    return replace(
+        answer,
+        out=answer.out[:, :, start:stop],
+        lse=None if lse is None else lse[:, :, start:stop],
+    )
+
+
+@law(
+    "alignment.no_future",
+    "A row does not depend on later tokens: replacing them changes nothing.",
+    strata={
+        "bottom_right": s.with_future(s.corner("bottom_right")),
+        "top_left": s.with_future(s.corner("top_left")),
+    },
+)
+def no_future(subject: Subject, case: AttendCase) -> None:
+    tensors = logical(case, subject.dtype, subject.place)
+    row = case.at % case.Tq
+    last = row + (case.Tk - case.Tq if case.causal == "bottom_right" else 0)
+    later = torch.arange(case.Tk, device=tensors.k.device)[:, None] > last
+    changed = replace(
+        tensors,
+        k=torch.where(later, -3 * tensors.k.flip(2), tensors.k),
+        v=torch.where(later, 5 - tensors.v.flip(2), tensors.v),
+    )
+    alone = replace(
+        tensors,
+        q=tensors.q[:, :, row : row + 1],
+        visibility=Visibility(mask=seen_by(tensors)[:, :, row : row + 1]),
+    )
+    agree(
+        subject,
+        f"keys and values after row {row} were replaced",
+        rows_of(subject.attend(tensors), row, row + 1),
+        rows_of(subject.attend(changed), row, row + 1),
+        budget_of(alone, subject.numerics, generic=case.generic),
+    )

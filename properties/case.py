@@ -1,0 +1,161 @@
+"""A case: one input as a small frozen dataclass that prints as valid Python.
+
+Tensors are made from a case by a pure function (`kernelassay.properties.content`); the case
+itself names shapes, visibility and recipes. Its id is a hash of every field, so that a case is
+the same case on every machine.
+"""
+
+import ast
+import hashlib
+import json
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any
+
+SCHEMA = 1
+"""Version of the case format; part of every case id."""
+
+
+class CaseError(ValueError):
+    """A case line that cannot be read; says what came and what is expected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttendCase:
+    """One attention forward. Recipes of tensors: see `kernelassay.properties.content`."""
+
+    B: int = 1
+    Hq: int = 1
+    Hkv: int = 1
+    Tq: int = 1
+    Tk: int = 1
+    D: int = 64
+    causal: str = "none"
+    window: tuple[int | None, int | None] = (None, None)
+    sinks: int = 0
+    lengths: tuple[int, ...] | None = None
+    positions: str | None = None
+    mask: str | None = None
+    scale: float | None = None
+    q: str = "zeros"
+    k: str = "zeros"
+    v: str = "zeros"
+    view: str = "contiguous"
+    at: int = 0
+    """The law's own parameter: a cut between chunks, the row looked at."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, Hq, Tq, Tk)."""
+        return self.B, self.Hq, self.Tq, self.Tk
+
+    @property
+    def generic(self) -> bool:
+        """Whether q, k and v are independent random content, as the sharper budget needs."""
+        return all(t.startswith("random:") and ";" not in t for t in (self.q, self.k, self.v))
+
+    def __repr__(self) -> str:
+        return literal(self)
+
+
+def with_fields(case: AttendCase, **changes: Any) -> AttendCase:
+    """*case* with some fields changed."""
+    return replace(case, **changes)
+
+
+def literal(case: AttendCase) -> str:
+    """The case as Python, fields at their default left out."""
+    shown = (f"{name}={value!r}" for name, value in changed(case).items())
+    return f"{type(case).__name__}({', '.join(shown)})"
+
+
+def changed(case: AttendCase) -> dict[str, Any]:
+    """Those fields that differ from their default."""
+    return {
+        f.name: getattr(case, f.name)
+        for f in fields(case)
+        if f.default is MISSING or getattr(case, f.name) != f.default
+    }
+
+
+def case_id(law: str, case: AttendCase) -> str:
+    """8 hex digits over [schema, law, every field, defaults included]."""
+    canonical = json.dumps([SCHEMA, law, asdict(case)], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
+
+
+def parse_case(text: str) -> AttendCase:
+    """The case that *text*, such as "AttendCase(Tq=1, Tk=17)", writes; never evaluated as code."""
+
+    def bad(why: str) -> CaseError:
+        return CaseError(
+            f"case: got {text!r}: {why}; expected a literal such as AttendCase(Tq=1, Tk=17)"
+        )
+
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise bad(f"no Python expression ({error.msg})") from None
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise bad("no call of a case class")
+    if node.func.id != AttendCase.__name__:
+        raise bad(f"{node.func.id} is no case class (there is {AttendCase.__name__})")
+    if node.args or any(k.arg is None for k in node.keywords):
+        raise bad("fields must be given by name")
+    try:
+        given = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
+    except ValueError:
+        raise bad("a field is no literal") from None
+    return case_from(given)
+
+
+def case_from(given: dict[str, Any]) -> AttendCase:
+    """The case with these fields (as JSON or TOML gives them), the others at their default."""
+    known = {f.name: f for f in fields(AttendCase)}
+    for name, value in given.items():
+        if name not in known:
+            raise CaseError(f"case: got field {name!r}, expected some of {', '.join(known)}")
+        default = known[name].default
+        kinds: tuple[type, ...] = {
+            "scale": (float, int, type(None)),
+            "lengths": (tuple, list, type(None)),
+            "positions": (str, type(None)),
+            "mask": (str, type(None)),
+            "window": (tuple, list),
+        }.get(name, (type(default),))
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            expected = " or ".join(k.__name__ for k in kinds)
+            raise CaseError(f"case: field {name}: got {value!r}, expected {expected}")
+    frozen = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+    case = AttendCase(**frozen)
+    checked(case)
+    return case
+
+
+def checked(case: AttendCase) -> AttendCase:
+    """*case* itself, if its fields fit together."""
+    for name in ("B", "Hq", "Hkv", "D"):
+        if getattr(case, name) < 1:
+            raise CaseError(f"case: field {name}: got {getattr(case, name)}, expected at least 1")
+    for name in ("Tq", "Tk", "sinks"):
+        if getattr(case, name) < 0:
+            raise CaseError(f"case: field {name}: got {getattr(case, name)}, expected at least 0")
+    if case.Hq % case.Hkv:
+        raise CaseError(f"case: Hq={case.Hq} is not a multiple of Hkv={case.Hkv}")
+    if case.lengths is not None and (
+        len(case.lengths) != case.B or not all(0 <= n <= case.Tk for n in case.lengths)
+    ):
+        raise CaseError(
+            f"case: field lengths: got {case.lengths}, expected B={case.B} numbers in 0..{case.Tk}"
+        )
+    if len(case.window) != 2:
+        raise CaseError(f"case: field window: got {case.window}, expected (left, right)")
+    if case.causal not in ("none", "bottom_right", "top_left", "positions"):
+        raise CaseError(f"case: field causal: got {case.causal!r}, expected a causal corner")
+    if (case.causal == "positions") != (case.positions is not None):
+        raise CaseError("case: causal='positions' and a positions recipe go together")
+    return case
+
+
+def to_json(case: AttendCase) -> dict[str, Any]:
+    """The fields that differ from their default, ready for JSON."""
+    return changed(case)

@@ -1,0 +1,251 @@
+"""Content of tensors: recipes, as pure functions of (recipe, logical coordinates, geometry).
+
+A recipe is `pattern[:argument...]`, followed by up to a few single elements `;b,h,t,d=value`.
+Random content is an integer hash of (seed, coordinates), never a generator stream: dropping a
+row or a head leaves the others as they were, on every device and every version of every library.
+
+| pattern           | element [b, h, t, d]                                                   |
+|-------------------|------------------------------------------------------------------------|
+| zeros             | 0                                                                      |
+| random:s[:a]      | about N(0, a^2), hash of (s, b, h, t, d); a = 1 by default             |
+| around:s:c:a      | c + a N(0, 1): values that do not average out                          |
+| lattice:s:m       | an integer in -m..m                                                    |
+| signs:s           | -1 or 1                                                                |
+| seek:s:o:a        | a * (row of signs:s at the key that query t aims at, own position + o) |
+| axis:a            | a at d = t mod D, else 0: query t reads column t mod D of k            |
+| first:a           | a at d = 0, else 0: every query reads column 0 of k                    |
+| level:x           | x in every column                                                      |
+| ramp:a:x          | a + x t in every column: scores rising (x > 0) or falling with t       |
+| peak:p:lo:hi      | hi in row p, lo elsewhere                                              |
+| spike:lo          | column d is 0 before row P(d), log P(d) at it, lo after it             |
+| step              | column d is 1 before row P(d), -1 from it on                           |
+| integers:s:m      | an integer in 0..m in column 0 (0 elsewhere): dyadic scores            |
+| onehot            | 1 + h + 4b at d = t mod D, else 0: says which key, head, request       |
+| bits:o:w          | 2**((t - o) mod w) at d = (t - o) div w, else 0, for t in o..o + w D   |
+
+P(d) runs over rows 1..T-1 in even steps.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelassay.oracle.formats import format_of
+from kernelassay.properties.case import AttendCase, CaseError
+
+_M64 = (1 << 64) - 1
+
+
+def _i64(value: int) -> int:
+    """*value* mod 2**64, as a signed 64-bit integer."""
+    value &= _M64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mixed(x: Tensor) -> Tensor:
+    """The 64-bit finaliser of splitmix (Steele, Lea, Flood 2014), elementwise on int64."""
+    x = (x ^ _shift(x, 30)) * _i64(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _i64(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def hashed(seed: int, *coordinates: Tensor) -> Tensor:
+    """One 64-bit hash for each combination of coordinates (int64 tensors that broadcast)."""
+    state = mixed(torch.tensor(_i64(seed * 0x9E3779B97F4A7C15 + 1)))
+    for c in coordinates:
+        state = mixed(state + (c + 1) * _i64(0x9E3779B97F4A7C15))
+    return state
+
+
+def normal(seed: int, *coordinates: Tensor) -> Tensor:
+    """About N(0, 1), float64: the sum of eight 16-bit uniforms; integer arithmetic throughout."""
+    total = torch.zeros((), dtype=torch.int64)
+    for half in (0, 1):
+        h = hashed(2 * seed + half, *coordinates)
+        for part in range(4):
+            total = total + ((h >> (16 * part)) & 0xFFFF)
+    # Eight uniforms on 0..65535: mean 4 * 65535, variance 8 (2**32 - 1) / 12.
+    return (total - 4 * 65535).double() * math.sqrt(12 / 8 / (2**32 - 1))
+
+
+class Grid(NamedTuple):
+    """The logical coordinates of a tensor and the geometry of its case."""
+
+    b: Tensor
+    h: Tensor
+    t: Tensor
+    d: Tensor
+    T: int
+    D: int
+    case: AttendCase
+
+
+def _steps(g: Grid) -> Tensor:
+    """P(d): rows 1..T-1, spread evenly over the columns."""
+    return 1 + g.d * max(g.T - 1, 1) // g.D
+
+
+def _seek(g: Grid, seed: int, offset: int, amplitude: float) -> Tensor:
+    own = g.t + (0 if g.case.causal == "top_left" else g.case.Tk - g.case.Tq)
+    aim = (own + offset).clamp(0, max(g.case.Tk - 1, 0))
+    group = g.case.Hq // g.case.Hkv
+    return amplitude * _signs(g._replace(t=aim, h=g.h // group), seed)
+
+
+def _signs(g: Grid, seed: int) -> Tensor:
+    return ((hashed(seed, g.b, g.h, g.t, g.d) & 1) * 2 - 1).double()
+
+
+def _lattice(g: Grid, seed: int, m: int) -> Tensor:
+    return (_shift(hashed(seed, g.b, g.h, g.t, g.d), 33) % (2 * m + 1) - m).double()
+
+
+def _spike(g: Grid, low: float) -> Tensor:
+    at = _steps(g)
+    return torch.where(g.t < at, 0.0, torch.where(g.t == at, at.double().log(), low))
+
+
+def _bits(g: Grid, origin: int, width: int) -> Tensor:
+    r = g.t - origin
+    here = (r >= 0) & (r < width * g.D) & (g.d == r // width)
+    return torch.where(here, torch.exp2((r % width).double()), 0.0)
+
+
+_PATTERNS: dict[str, tuple[Callable[..., Tensor], tuple[type, ...], int]] = {
+    # name: (function of the grid and the arguments, their types, how many may be left out)
+    "zeros": (lambda g: torch.zeros(()), (), 0),
+    "random": (lambda g, s, a=1.0: a * normal(s, g.b, g.h, g.t, g.d), (int, float), 1),
+    "around": (lambda g, s, c, a: c + a * normal(s, g.b, g.h, g.t, g.d), (int, float, float), 0),
+    "lattice": (_lattice, (int, int), 0),
+    "signs": (_signs, (int,), 0),
+    "seek": (_seek, (int, int, float), 0),
+    "axis": (lambda g, a: torch.where(g.d == g.t % g.D, a, 0.0), (float,), 0),
+    "first": (lambda g, a: torch.where(g.d == 0, a, 0.0), (float,), 0),
+    "level": (lambda g, x: torch.full((), x), (float,), 0),
+    "ramp": (lambda g, a, x: a + x * g.t.double(), (float, float), 0),
+    "peak": (lambda g, p, lo, hi: torch.where(g.t == p, hi, lo), (int, float, float), 0),
+    "spike": (_spike, (float,), 0),
+    "step": (lambda g: torch.where(g.t < _steps(g), 1.0, -1.0), (), 0),
+    "integers": (
+        lambda g, s, m: torch.where(
+            g.d == 0, _shift(hashed(s, g.b, g.h, g.t), 33) % (m + 1), 0
+        ).double(),
+        (int, int),
+        0,
+    ),
+    "onehot": (lambda g: torch.where(g.d == g.t % g.D, 1.0 + g.h + 4 * g.b, 0.0), (), 0),
+    "bits": (_bits, (int, int), 0),
+}
+
+
+def _arguments(recipe: str, pattern: str) -> tuple[Callable[..., Tensor], list[float]]:
+    name, *given = pattern.split(":")
+    if name not in _PATTERNS:
+        raise CaseError(
+            f"recipe {recipe!r}: got pattern {name!r}, expected one of {', '.join(_PATTERNS)}"
+        )
+    function, kinds, optional = _PATTERNS[name]
+    if not len(kinds) - optional <= len(given) <= len(kinds):
+        raise CaseError(
+            f"recipe {recipe!r}: {name} takes {len(kinds)} arguments, got {len(given)}"
+        )
+    try:
+        return function, [kind(text) for kind, text in zip(kinds, given, strict=False)]
+    except ValueError:
+        wanted = ", ".join(k.__name__ for k in kinds)
+        raise CaseError(f"recipe {recipe!r}: {name} takes ({wanted}), got {given}") from None
+
+
+def _spot(recipe: str, text: str) -> tuple[tuple[int, ...], float]:
+    where, _, value = text.partition("=")
+    try:
+        place = tuple(int(x) for x in where.split(","))
+        number = float(value)
+    except ValueError:
+        place = ()
+    if len(place) != 4:
+        raise CaseError(f"recipe {recipe!r}: got element {text!r}, expected b,h,t,d=value")
+    return place, number
+
+
+def element_count(recipe: str) -> int:
+    """How many single elements a recipe sets."""
+    return recipe.count(";")
+
+
+@lru_cache(maxsize=96)
+def content(recipe: str, shape: tuple[int, int, int, int], case: AttendCase, dtype: str) -> Tensor:
+    """The logical tensor [B, H, T, D] of *recipe*, rounded to *dtype*, on the CPU. Do not write to it."""
+    pattern, *spots = recipe.split(";")
+    function, arguments = _arguments(recipe, pattern)
+    B, H, T, D = shape
+    grid = Grid(
+        torch.arange(B).view(-1, 1, 1, 1),
+        torch.arange(H).view(-1, 1, 1),
+        torch.arange(T).view(-1, 1),
+        torch.arange(D),
+        T,
+        D,
+        case,
+    )
+    full = function(grid, *arguments).double().expand(shape).contiguous()
+    for text in spots:
+        place, value = _spot(recipe, text)
+        if all(i < n for i, n in zip(place, shape, strict=True)):
+            full[place] = value
+    limit = format_of(dtype).max
+    return full.clamp(-limit, limit).to(format_of(dtype).dtype)
+
+
+def mask_content(recipe: str, case: AttendCase) -> Tensor:
+    """The boolean mask of *recipe* (True keeps), on the CPU, of size 1 on axes it does not vary on.
+
+    `keep:s:percent:axes` keeps an element by hash; `rows:s:percent:axes` the same, and query rows
+    with hash of their index below a quarter are dropped whole; `prefix:n` keeps keys below n,
+    `suffix:n` keys from n on; `nothing` drops everything. *axes* is some of "bhqk".
+    """
+    name, *arguments = recipe.split(":")
+    j = torch.arange(case.Tk).view(1, 1, 1, -1)
+    if name == "nothing" and not arguments:
+        return torch.zeros(1, 1, 1, case.Tk, dtype=torch.bool)
+    if name in ("prefix", "suffix") and len(arguments) == 1 and arguments[0].isdigit():
+        n = int(arguments[0])
+        return j < n if name == "prefix" else j >= n
+    if name in ("keep", "rows") and len(arguments) == 3 and set(arguments[2]) <= set("bhqk"):
+        seed, percent, axes = int(arguments[0]), int(arguments[1]), arguments[2]
+        sizes = [n if a in axes else 1 for a, n in zip("bhqk", case.shape, strict=True)]
+        grid = torch.meshgrid(*(torch.arange(n) for n in sizes), indexing="ij")
+        kept = _shift(hashed(seed, *grid), 33) % 100 < percent
+        if name == "rows" and "q" in axes:
+            kept &= (_shift(hashed(seed + 1, grid[2]), 33) % 4 > 0) & (grid[2] > 0)
+        return kept
+    raise CaseError(
+        f"mask recipe: got {recipe!r}, expected keep:seed:percent:axes, rows:seed:percent:axes, "
+        f"prefix:n, suffix:n or nothing"
+    )
+
+
+def position_content(recipe: str, case: AttendCase) -> tuple[Tensor, Tensor]:
+    """q_positions [B, Tq] and k_positions [B, Tk] of *recipe*.
+
+    `offset:n`: keys at 0.., query i of request b at i + n + b (another offset each request);
+    `gaps:s`: keys at 0, 2, 4.., queries at hashed places between -1 and 2 Tk.
+    """
+    name, _, argument = recipe.partition(":")
+    b, i = torch.arange(case.B).view(-1, 1), torch.arange(case.Tq)
+    j = torch.arange(case.Tk).expand(case.B, -1)
+    if name == "offset" and argument.lstrip("-").isdigit():
+        return i + int(argument) + b, j.contiguous()
+    if name == "gaps" and argument.isdigit():
+        places = _shift(hashed(int(argument), b, i), 33) % (2 * case.Tk + 2) - 1
+        return places, 2 * j
+    raise CaseError(f"positions recipe: got {recipe!r}, expected offset:n or gaps:seed")

@@ -1,0 +1,97 @@
+"""What a subject can be given: sizes within its capabilities and within the work it may cost."""
+
+from dataclasses import dataclass
+
+from kernelassay.properties.case import AttendCase
+from kernelassay.properties.subject import Subject
+
+_CELLS = {"cpu": 1 << 17, "cuda": 1 << 21, "interpreter": 1 << 17}
+"""Most query-key pairs of a case: what the oracle and the budget take milliseconds for."""
+_STEPS = {"interpreter": 16}
+"""Most tile steps of one launch; an interpreted step takes about 6 ms whatever its size."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The sizes and features that cases may use."""
+
+    supports: frozenset[str]
+    declines: frozenset[str]
+    head_sizes: tuple[int, ...]
+    tiles: tuple[int, ...]
+    max_tokens: int
+    cells: int
+    steps: int | None
+    dtype: str
+    out: str
+
+    def has(self, *features: str) -> bool:
+        """Whether all these features are supported."""
+        return all(f in self.supports for f in features)
+
+    @property
+    def corners(self) -> list[str]:
+        """The causal modes to choose from, the simplest first."""
+        return ["none"] + [
+            c for c in ("bottom_right", "top_left") if f"causal.{c}" in self.supports
+        ]
+
+    def heads(self) -> list[tuple[int, int]]:
+        """Pairs (Hq, Hkv), the simplest first: grouped, non-square, no powers of two."""
+        if not self.has("gqa"):
+            return [(1, 1), (2, 2), (3, 3)]
+        return [(1, 1), (2, 1), (2, 2), (4, 2), (6, 2), (3, 1), (6, 3)]
+
+    def fits(self, B: int, Hq: int, Tq: int, Tk: int) -> bool:
+        """Whether a launch of this size costs no more than it may."""
+        if B * Hq * Tq * Tk > self.cells or max(Tq, Tk) > self.max_tokens:
+            return False
+        if self.steps is None:
+            return True
+        rows, keys = max(self.tiles), min(self.tiles)
+        return B * Hq * max(1, -(-Tq // rows)) * max(1, -(-Tk // keys)) <= self.steps
+
+    def most_keys(self, B: int, Hq: int, Tq: int) -> int:
+        """The largest Tk for which the launch fits; at least 2."""
+        most = min(self.max_tokens, self.cells // max(1, B * Hq * Tq))
+        if self.steps is not None:
+            rows, keys = max(self.tiles), min(self.tiles)
+            most = min(most, self.steps // (B * Hq * max(1, -(-Tq // rows))) * keys)
+        return max(2, most)
+
+
+def domain_of(subject: Subject) -> Domain:
+    """The domain of *subject*: capabilities, and the work limit of its device."""
+    c = subject.capabilities
+    return Domain(
+        supports=c.supports,
+        declines=c.declines,
+        head_sizes=c.head_sizes,
+        tiles=c.tiles,
+        max_tokens=c.max_tokens,
+        cells=_CELLS[subject.device],
+        steps=c.work_limit.get(subject.device, _STEPS.get(subject.device)),
+        dtype=subject.dtype,
+        out=subject.numerics.out,
+    )
+
+
+def lacking(case: AttendCase, domain: Domain) -> list[str]:
+    """Features and sizes that *case* needs and the domain lacks."""
+    needs = {
+        "gqa": case.Hq != case.Hkv,
+        "unequal_lengths": case.Tq != case.Tk,
+        "more_queries": case.Tk < case.Tq,
+        "no_keys": case.Tk == 0,
+        "window": case.window != (None, None),
+        "sink_tokens": case.sinks > 0,
+        "lengths": case.lengths is not None,
+        "mask": case.mask is not None,
+        "scale": case.scale is not None,
+        "strides": case.view != "contiguous",
+        f"causal.{case.causal}": case.causal != "none",
+    }
+    missing = [name for name, needed in needs.items() if needed and not domain.has(name)]
+    if case.D not in domain.head_sizes:
+        missing.append(f"D={case.D}")
+    return missing

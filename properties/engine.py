@@ -1,0 +1,310 @@
+"""The engine: runs one law on one subject, finds the smallest counterexample, makes a record."""
+
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import Flaky, Unsatisfiable
+
+from kernelassay.properties.case import AttendCase, case_id, to_json
+from kernelassay.properties.database import Namespaced
+from kernelassay.properties.domain import Domain, domain_of
+from kernelassay.properties.expectations import Expectation, Expectations
+from kernelassay.properties.failures import (
+    Failure,
+    Found,
+    NonDeterministic,
+    NotCovered,
+    Raised,
+    StillFails,
+    TimedOut,
+)
+from kernelassay.properties.labels import labels
+from kernelassay.properties.limit import time_limit
+from kernelassay.properties.property import Property
+from kernelassay.properties.records import Record
+from kernelassay.properties.regressions import Regressions
+from kernelassay.properties.subject import Subject
+
+LEVELS = {"smoke": 20, "pr": 100, "nightly": 1000, "replay": 0}
+"""Cases of one law on one subject, dealt over its strata."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run: level, run seed (None at nightly: random, with a database), limits, what is known."""
+
+    level: str = "smoke"
+    seed: int | None = None
+    limit: float = 60.0
+    shrink: bool = True
+    case: AttendCase | None = None
+    expectations: Expectations = field(default_factory=Expectations)
+    regressions: Regressions = field(default_factory=Regressions)
+    database: str | None = ".kernelassay/examples"
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise ValueError(f"level: got {self.level!r}, expected one of {', '.join(LEVELS)}")
+
+
+@dataclass
+class Search:
+    """What has been seen while looking for a counterexample."""
+
+    cases: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    first: AttendCase | None = None
+    to_first: int = 0
+    worst: tuple[float, AttendCase] | None = None
+    failing_runs: int = 0
+
+
+def check(
+    prop: Property,
+    subject: Subject,
+    options: Options = Options(),
+    on_case: Callable[[AttendCase], None] = lambda case: None,
+) -> Record:
+    """Run *prop* on *subject*: always a record, never a failure; `TimedOut`, `DeviceLost` pass through.
+
+    *on_case* is called before each case, so that a watchdog outside knows what was running.
+    """
+    status, reason = prop.standing(subject)
+    record = Record.of(prop, subject, options.level, options.seed)
+    if status:
+        return record.ended(status, reason=reason)
+    domain, search, began = domain_of(subject), Search(), time.perf_counter()
+    runner = _Runner(prop, subject, domain, options, search, on_case)
+    try:
+        found = runner.run()
+    except Exception as error:  # the suite's own fault: reported as such, never as the kernel's
+        record = record.ended("suite_error", reason=f"{type(error).__name__}: {error}")
+        record.traceback = _trace(error)
+        found = None
+    record.cases, record.labels = search.cases, dict(sorted(search.counts.items()))
+    record.seconds = time.perf_counter() - began
+    record.worst = subject.worst if math.isfinite(subject.worst) else None
+    record.z_rms = subject.z_rms or None
+    record.watched = sorted(subject.watched)
+    record.backends = sorted(subject.backends)
+    record.launches = subject.launches
+    if record.status == "suite_error":
+        return record
+    if found is None:
+        expected = options.expectations.of(prop.name, subject)
+        reasons = "; ".join(e.reason for e in expected)
+        return record.ended("expected" if expected else "passed", reason=reasons)
+    return _failed(record, prop, subject, found, search, options)
+
+
+def _failed(
+    record: Record,
+    prop: Property,
+    subject: Subject,
+    found: list[Found],
+    search: Search,
+    options: Options,
+) -> Record:
+    from kernelassay.properties.diagnosis import diagnose
+    from kernelassay.properties.report import render
+
+    main = max(found, key=lambda f: f.failure.ratio or math.inf)
+    record = record.ended("failed", reason=main.failure.message)
+    record.kind = main.failure.kind
+    record.ratio = main.failure.ratio
+    record.also = sorted({f.failure.kind for f in found} - {main.failure.kind})
+    record.to_first = search.to_first
+    if main.case is not None:
+        record.case = to_json(main.case)
+        record.case_id = case_id(prop.name, main.case)
+    if options.shrink:
+        picture = diagnose(prop, subject, main, search)
+        record.report = render(record, prop, subject, main, picture, search)
+    return record
+
+
+@dataclass(eq=False)
+class _Runner:
+    prop: Property
+    subject: Subject
+    domain: Domain
+    options: Options
+    search: Search
+    on_case: Callable[[AttendCase], None]
+
+    def run(self) -> list[Found] | None:
+        """The first failures found, or None."""
+        if self.options.case is not None:
+            return self._one(self.options.case)
+        expected = self.options.expectations.of(self.prop.name, self.subject)
+        for entry in expected:
+            if gone := self._witness(entry):
+                return gone
+        if any(e.whole for e in expected):
+            return None
+        for case in self.options.regressions.of(self.prop.name, self.subject):
+            if not any(e.covers(case, self.domain) for e in expected) and (
+                found := self._one(case)
+            ):
+                return found
+        return self._search(expected)
+
+    def _search(self, expected: list[Expectation]) -> list[Found] | None:
+        total = math.ceil(LEVELS[self.options.level] * self.prop.weight)
+        if not total:
+            return None
+        strata = [
+            (label, strategy)
+            for label, build in self.prop.strata.items()
+            if (strategy := build(self.domain)) is not None
+        ]
+        each = max(1, math.ceil(total / max(1, len(strata))))
+        for label, strategy in strata:
+            if expected:
+                strategy = strategy.filter(
+                    lambda c: not any(e.covers(c, self.domain) for e in expected)
+                )
+            before = self.search.counts[label]
+            found = self._stratum(label, strategy, each, hidden=bool(expected))
+            if found:
+                return found
+            if self.search.counts[label] == before and not expected:
+                raise NotCovered(f"no case of {self.prop.name} carries the label {label!r}")
+        return None
+
+    def _stratum(
+        self, label: str, strategy: Any, cases: int, *, hidden: bool
+    ) -> list[Found] | None:
+        @settings(self._settings(cases, hidden))
+        @hypothesis.given(case=strategy)
+        def test(case: AttendCase) -> None:
+            self.execute(case)
+
+        seeded = self._seed(label)
+        if seeded is not None:
+            test = hypothesis.seed(seeded)(test)
+        try:
+            test()
+        except Unsatisfiable:
+            if not hidden:
+                raise
+        except Flaky as error:
+            failure = NonDeterministic(
+                f"the law failed and then held on the same case ({str(error).splitlines()[0]})"
+            )
+            return [Found(failure, self.search.first)]
+        except BaseExceptionGroup as group:
+            return [f for e in _leaves(group) for f in _found(e)]
+        except Failure as failure:
+            return _found(failure)
+        return None
+
+    def execute(self, case: AttendCase) -> None:
+        """Run the law's body on one case, within the time limit; the failure carries the case."""
+        self.search.cases += 1
+        self.search.counts.update(labels(case, self.domain))
+        self.subject.current = case
+        self.on_case(case)
+        try:
+            with time_limit(self.options.limit):
+                self.prop.body(self.subject, case)
+        except Failure as failure:
+            failure.facts["case"] = case
+            self._note(failure, case)
+            raise
+        except TimedOut as late:
+            late.args = (*late.args, case)
+            raise
+
+    def _note(self, failure: Failure, case: AttendCase) -> None:
+        search = self.search
+        search.failing_runs += 1
+        if search.first is None:
+            search.first, search.to_first = case, search.cases
+        if failure.ratio is not None and (search.worst is None or failure.ratio > search.worst[0]):
+            search.worst = (failure.ratio, case)
+
+    def _one(self, case: AttendCase) -> list[Found] | None:
+        try:
+            self.execute(case)
+        except Failure as failure:
+            return [Found(failure, case)]
+        return None
+
+    def _witness(self, entry: Expectation) -> list[Found] | None:
+        """The witness must still fail, with the recorded kind."""
+        found = self._one(entry.witness)
+        kind = found[0].failure.kind if found else "nothing"
+        # What the witness shows is known; it does not count as the worst of the run.
+        self.subject.worst, self.search.first, self.search.worst = 0.0, None, None
+        if kind == entry.kind:
+            return None
+        return [
+            Found(
+                StillFails(
+                    f"{entry.where}: the witness must fail with {entry.kind}; it fails with {kind}. "
+                    + (f"Delete these lines: {entry.reason}" if not found else "Look again.")
+                ),
+                entry.witness,
+            )
+        ]
+
+    def _settings(self, cases: int, hidden: bool) -> settings:
+        quick = self.options.level != "nightly"
+        phases = [Phase.generate] + ([Phase.shrink] if self.options.shrink else [])
+        database = None
+        if not quick and self.options.seed is None and self.options.database:
+            subject = self.subject
+            key = f"{subject.name}/{self.prop.name}/{subject.dtype}/{subject.device}"
+            database = Namespaced(self.options.database, key)
+            phases = [Phase.reuse, *phases, Phase.target]
+        checks = [HealthCheck.too_slow, HealthCheck.differing_executors]
+        if hidden:
+            checks.append(HealthCheck.filter_too_much)
+        return settings(
+            max_examples=cases,
+            derandomize=False,
+            database=database,
+            deadline=None,
+            phases=phases,
+            print_blob=False,
+            report_multiple_bugs=True,
+            suppress_health_check=checks,
+        )
+
+    def _seed(self, label: str) -> int | None:
+        seed = self.options.seed
+        if seed is None and self.options.level == "nightly":
+            return None
+        text = f"{self.prop.name} {label} {seed or 0}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for e in group.exceptions:
+        if isinstance(e, BaseExceptionGroup):
+            yield from _leaves(e)
+        else:
+            yield e
+
+
+def _found(error: BaseException) -> list[Found]:
+    if isinstance(error, Failure):
+        return [Found(error, error.facts.get("case"))]
+    raise error
+
+
+def _trace(error: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error))
+
+
+__all__ = ["LEVELS", "Options", "Raised", "Search", "check"]

@@ -1,0 +1,189 @@
+"""The verdict on outputs: the float64 oracle, the budget of the declared numerics, conventions."""
+
+import math
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelassay.impls.contract import Numerics
+from kernelassay.oracle.budget import Budget, attention_budget, lse_allowed_in_base, recognised
+from kernelassay.oracle.visibility import visible
+from kernelassay.properties.case import AttendCase
+from kernelassay.properties.failures import Failure, Imprecise, NonFinite, Place, WrongValue
+from kernelassay.properties.inputs import Logical, logical
+from kernelassay.properties.memory import bits
+from kernelassay.properties.subject import Attended, Subject
+
+Z_RMS_LIMIT = 1.1
+"""E z_rms^2 <= 1 by construction; correct kernels reach 0.83 (theory of the budget, A5)."""
+Z_RMS_ELEMENTS = 1000
+"""Below this many elements the mean says too little: a correct kernel gave 1.16 on 3."""
+GROSS = 8.0
+"""From this ratio on an error is WrongValue, below it Imprecise."""
+
+_cache: "OrderedDict[Any, Budget]" = OrderedDict()
+_CACHE_BYTES = 1 << 28
+
+
+def budget_for(case: AttendCase, dtype: str, place: str, numerics: Numerics) -> Budget:
+    """Oracle and budget of a case; shared by all kernels of equal numerics."""
+    key = (replace(case, at=0), dtype, place, numerics)
+    if key in _cache:
+        _cache.move_to_end(key)
+        return _cache[key]
+    made = budget_of(logical(case, dtype, place), numerics, generic=case.generic)
+    _cache[key] = made
+    while len(_cache) > 1 and sum(b.out.nelement() * 32 for b in _cache.values()) > _CACHE_BYTES:
+        _cache.popitem(last=False)
+    return made
+
+
+def seen_by(tensors: Logical) -> Tensor:
+    """The visible set of logical tensors, broadcastable to [B, Hq, Tq, Tk]."""
+    B, Hq, Tq, _ = tensors.q.shape
+    return visible(tensors.visibility, (B, Hq, Tq, tensors.k.shape[2]), device=tensors.q.device)
+
+
+def budget_of(tensors: Logical, numerics: Numerics, *, generic: bool) -> Budget:
+    """Oracle and budget of logical tensors."""
+    t = tensors
+    return attention_budget(t.q, t.k, t.v, t.softmax_scale, seen_by(t), numerics, generic=generic)
+
+
+def empty_rows(budget: Budget) -> Tensor:
+    """Rows [B, Hq, Tq] that see no key."""
+    return torch.isneginf(budget.lse)
+
+
+def judge(
+    subject: Subject, case: AttendCase, answer: Attended, budget: Budget | None = None
+) -> None:
+    """Both outputs lie within their budgets, or a failure says where not."""
+    budget = budget or budget_for(case, subject.dtype, subject.place, subject.numerics)
+    judge_out(subject, answer.out, budget, generic=case.generic)
+    if answer.lse is not None and subject.has("lse"):
+        judge_lse(subject, answer.lse, budget)
+
+
+def judge_out(subject: Subject, out: Tensor, budget: Budget, *, generic: bool) -> None:
+    """The output lies within its budget and, on generic inputs, its errors are random in size."""
+    rows = ~empty_rows(budget)[..., None].expand_as(out)
+    got = out.double()
+    compare(subject, "out", got, budget.out, budget.out_allowed, rows)
+    judged_empty(subject, got, budget)
+    if generic and int(rows.sum()) >= Z_RMS_ELEMENTS:
+        z = float(budget.z_rms(got))
+        subject.z_rms = max(subject.z_rms, z)
+        if z > Z_RMS_LIMIT:
+            raise Imprecise(
+                f"out: the errors are {z:.2f} times as large on average as the declared numerics "
+                f"allow (limit {Z_RMS_LIMIT}). {recognised(z, subject.numerics)}",
+                ratio=z,
+                measure="z_rms",
+            )
+
+
+def judge_lse(subject: Subject, lse: Tensor, budget: Budget) -> None:
+    """The log-sum-exp, in the declared base, lies within its budget."""
+    base = subject.conventions.lse_base
+    expected = budget.lse if base == "e" else budget.lse / math.log(2)
+    allowed = lse_allowed_in_base(budget, base)
+    compare(subject, "lse", lse.double(), expected, allowed, ~empty_rows(budget))
+    empty = empty_rows(budget)
+    wanted = subject.conventions.empty_lse
+    if wanted != "undefined":
+        wrong = empty & (lse.double() != float(wanted))
+        if bool(wrong.any()):
+            _raise_at(
+                WrongValue,
+                "lse",
+                lse.double(),
+                torch.full_like(expected, float(wanted)),
+                torch.zeros_like(expected),
+                wrong,
+                math.inf,
+                "of a row that sees no key",
+            )
+
+
+def judged_empty(subject: Subject, got: Tensor, budget: Budget) -> None:
+    """Rows that see no key hold what the declared convention says."""
+    policy = subject.conventions.empty_row
+    empty = empty_rows(budget)[..., None].expand_as(got)
+    if policy == "undefined" or not bool(empty.any()):
+        return
+    wanted = 0.0 if policy == "zeros" else math.nan
+    wrong = empty & (~got.isnan() if policy == "nan" else got != 0)
+    if bool(wrong.any()):
+        kind = NonFinite if bool(got[wrong].isnan().all()) else WrongValue
+        _raise_at(
+            kind,
+            "out",
+            got,
+            torch.full_like(got, wanted),
+            torch.zeros_like(got),
+            wrong,
+            math.inf,
+            "of a row that sees no key",
+        )
+
+
+def compare(
+    subject: Subject, name: str, got: Tensor, expected: Tensor, allowed: Tensor, where: Tensor
+) -> None:
+    """Elements of *got* under *where* lie within *allowed* of *expected*."""
+    if not bool(where.any()):
+        return
+    bad = where & ~got.isfinite()
+    if bool(bad.any()):
+        _raise_at(NonFinite, name, got, expected, allowed, bad, math.inf)
+    error = (got - expected).abs()
+    ratio = torch.where(where, error / allowed, 0.0)
+    # 0 / 0: an exact value that allows no error and has none.
+    ratio = torch.where(where & (error == 0), 0.0, ratio)
+    worst = float(ratio.max())
+    subject.observe(worst)
+    if worst > 1:
+        kind: type[Failure] = WrongValue if worst > GROSS else Imprecise
+        _raise_at(kind, name, got, expected, allowed, ratio > 1, worst, at=int(ratio.argmax()))
+
+
+def _raise_at(
+    kind: type[Failure],
+    name: str,
+    got: Tensor,
+    expected: Tensor,
+    allowed: Tensor,
+    wrong: Tensor,
+    ratio: float,
+    what: str = "",
+    at: int | None = None,
+) -> None:
+    flat = int(wrong.flatten().nonzero()[0]) if at is None else at
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), got.shape))
+    place = Place(
+        name, index, float(got[index]), float(expected[index]), float(allowed[index]),
+        int(wrong.sum()), wrong.numel(),
+    )  # fmt: skip
+    if kind is NonFinite:
+        message = (
+            f"{name} is {place.got} {what}".strip() + f" where {place.expected:.7g} is right."
+        )
+    elif math.isinf(ratio):
+        message = f"{name} {what} is {place.got:.7g}; expected {place.expected:.7g}, exactly."
+    else:
+        message = f"{name} differs from the float64 oracle by {ratio:,.3g}x the allowed error."
+    raise kind(message, ratio=ratio, place=place)
+
+
+def difference(a: Tensor, b: Tensor) -> str:
+    """Where two tensors that should agree bit for bit first differ, in words."""
+    differs = bits(a) != bits(b)
+    index = tuple(int(i) for i in differs.nonzero()[0])
+    return (
+        f"{int(differs.sum())} of {a.numel()} elements, the first at {list(index)}: "
+        f"{float(a[index]):.9g} and {float(b[index]):.9g}"
+    )

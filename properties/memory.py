@@ -1,0 +1,161 @@
+"""Where tensors lie: layouts and views of inputs, guard zones, poison, and who wrote where.
+
+Inputs lie between guard zones of NaN; their whole storage is compared bit for bit afterwards.
+Outputs are watched at one of three levels: `destination` (the suite allocates them), `allocations`
+(a dispatch mode gives every `torch.empty*` of the kernel's launcher poison and guards) and
+`opaque` (allocated inside a library: nothing can be said).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernelassay.properties.failures import NotWritten, OutOfBounds
+
+GUARD = 4096
+"""Elements of a guard zone: 64 rows of 64, so that a whole tile too much still lands in it."""
+
+VIEWS = ("contiguous", "offset", "padded", "interleaved", "inner", "expanded")
+"""contiguous; starting one element late; rows padded by 8; K/V interleaved (every other row is
+another tensor's); D not the innermost axis; the batch expanded (stride 0)."""
+
+# A NaN with a payload: what no kernel computes, and what 0 x NaN keeps visible.
+_POISON_BITS = {
+    torch.float64: (torch.int64, 0x7FF8_0BAD_0BAD_0BAD),
+    torch.float32: (torch.int32, 0x7FC0_0BAD),
+    torch.float16: (torch.int16, 0x7E5A),
+    torch.bfloat16: (torch.int16, 0x7FDA),
+}
+
+
+def bits(x: Tensor) -> Tensor:
+    """*x* reinterpreted as integers, so that NaN equals NaN and -0 differs from 0."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    return x.contiguous().view(kind)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors agree bit for bit."""
+    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(bits(a), bits(b)))
+
+
+def poison_like(numel: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """A flat tensor of poison."""
+    kind, pattern = _POISON_BITS[dtype]
+    return torch.full((numel,), pattern, dtype=kind, device=device).view(dtype)
+
+
+def is_poison(x: Tensor) -> Tensor:
+    """Where *x* still holds the poison pattern."""
+    return bits(x) == _POISON_BITS[x.dtype][1]
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """An input: the view that the kernel gets, its whole storage, and a copy from before."""
+
+    name: str
+    view: Tensor
+    storage: Tensor
+    before: Tensor
+
+    def intact(self) -> bool:
+        """Whether no byte of the storage, guards included, has changed."""
+        return same_bits(self.storage, self.before)
+
+
+def place(name: str, logical: Tensor, layout: str, view: str, device: str) -> Placed:
+    """*logical* [B, H, T, D] in a physical layout and view, between guards of NaN."""
+    requests, H, T, D = logical.shape
+    B = 1 if view == "expanded" else requests
+    logical = logical[:B]
+    row = {"padded": D + 8, "interleaved": 2 * D}.get(view, D)
+    if view == "inner":  # D outermost within a head
+        strides = (H * T * D, T * D, 1, T)
+    elif layout == "BTHD":
+        strides = (T * H * row, row, H * row, 1)
+    else:
+        strides = (H * T * row, T * row, row, 1)
+    start = GUARD + (1 if view == "offset" else 0)
+    storage = torch.full(
+        (B * H * T * row + 2 * GUARD + 1,), float("nan"), dtype=logical.dtype, device=device
+    )
+    seen = storage.as_strided((B, H, T, D), strides, start)
+    seen.copy_(logical)
+    if view == "expanded":
+        seen = seen.expand(requests, H, T, D)
+    return Placed(name, seen, storage, storage.clone())
+
+
+def placed_integers(name: str, values: Tensor, device: str) -> Placed:
+    """A small integer or boolean input (lengths, positions, a mask), watched for writes."""
+    held = values.to(device).contiguous()
+    return Placed(name, held, held, held.clone())
+
+
+def guarded_empty(
+    size: Any, strides: Any, dtype: torch.dtype, device: Any
+) -> tuple[Tensor, Tensor]:
+    """An unwritten output of poison between guards: (its view, its whole storage)."""
+    extent = (
+        1 + sum((n - 1) * s for n, s in zip(size, strides, strict=True)) if 0 not in size else 0
+    )
+    storage = poison_like(extent + 2 * GUARD, dtype, device)
+    return storage.as_strided(size, strides, GUARD), storage
+
+
+class Watch(TorchDispatchMode):
+    """Gives every floating-point `torch.empty*` inside it poison and guard zones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: list[Tensor] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided") and (
+            isinstance(made, Tensor) and made.dtype in _POISON_BITS
+        ):
+            view, storage = guarded_empty(made.shape, made.stride(), made.dtype, made.device)
+            self.storages.append(storage)
+            return view
+        return made
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether *tensor* lies in memory that was allocated under this watch."""
+        where = tensor.untyped_storage().data_ptr()
+        return any(s.untyped_storage().data_ptr() == where for s in self.storages)
+
+    def check(self) -> None:
+        """Raise `OutOfBounds` if a guard zone was written to."""
+        for storage in self.storages:
+            check_guards(storage)
+
+
+def check_guards(storage: Tensor) -> None:
+    """Raise `OutOfBounds` if a guard zone of *storage* no longer holds poison."""
+    for side, zone in (("before", storage[:GUARD]), ("after", storage[-GUARD:])):
+        if bool((hit := ~is_poison(zone)).any()):
+            first = int(hit.nonzero()[0])
+            distance = GUARD - first if side == "before" else first + 1
+            raise OutOfBounds(
+                f"{int(hit.sum())} elements {side} an allocation of the kernel were written, "
+                f"the first {distance} elements from it; expected none"
+            )
+
+
+def check_written(name: str, out: Tensor) -> None:
+    """Raise `NotWritten` if an element of *out* still holds poison."""
+    if out.dtype in _POISON_BITS and bool((left := is_poison(out)).any()):
+        index = tuple(int(i) for i in left.nonzero()[0])
+        raise NotWritten(
+            f"{name}{list(index)} was never written: it holds the poison it was allocated with "
+            f"({int(left.sum())} of {left.numel()} elements); expected every element written"
+        )

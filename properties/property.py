@@ -1,0 +1,94 @@
+"""A property is data: a law's name, sentence, needs, strata and body."""
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kernelassay.impls.contract import Capabilities
+from kernelassay.properties.case import AttendCase
+from kernelassay.properties.subject import Subject
+
+if TYPE_CHECKING:
+    from kernelassay.properties.strata import Stratum
+
+Body = Callable[[Subject, AttendCase], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Property:
+    """One law.
+
+    *requires*: features that must be supported. *rests_on*: says of the declared capabilities
+    why the law does not apply, or None where it does. *strata*: label -> strategy of the domain.
+    *weight*: share of the level's cases, for laws whose case costs several launches.
+    """
+
+    name: str
+    sentence: str
+    body: Body
+    strata: "Mapping[str, Stratum]"
+    requires: frozenset[str] = frozenset({"attend"})
+    rests_on: Callable[[Capabilities], str | None] = field(default=lambda capabilities: None)
+    weight: float = 1.0
+
+    @property
+    def family(self) -> str:
+        """The part of the name before the dot."""
+        return self.name.split(".")[0]
+
+    def standing(self, subject: Subject) -> tuple[str, str]:
+        """Whether the law runs on *subject*: (status, reason); status "" when it runs."""
+        c = subject.capabilities
+        if missing := sorted(self.requires & c.declines):
+            return "declined", f"declines {', '.join(missing)}"
+        if missing := sorted(self.requires - c.supports):
+            return "undeclared", f"declares nothing of {', '.join(missing)}"
+        if why := self.rests_on(c):
+            return "not_applicable", why
+        return "", ""
+
+
+REGISTRY: dict[str, Property] = {}
+
+
+def law(
+    name: str,
+    sentence: str,
+    *,
+    strata: "Mapping[str, Stratum]",
+    requires: Iterable[str] = (),
+    rests_on: Callable[[Capabilities], str | None] = lambda capabilities: None,
+    weight: float = 1.0,
+) -> Callable[[Body], Property]:
+    """Register the decorated body as the law *name*."""
+
+    def register(body: Body) -> Property:
+        made = Property(
+            name, sentence, body, strata, frozenset({"attend", *requires}), rests_on, weight
+        )
+        REGISTRY[name] = made
+        return made
+
+    return register
+
+
+def select(*patterns: str) -> list[Property]:
+    """The laws whose name matches one of the patterns ("attention.*", "alignment"); all by default.
+
+    A pattern that matches nothing is an error that names what there is.
+    """
+    from kernelassay.properties import alignment, attention  # noqa: F401 - they register themselves
+
+    found: dict[str, Property] = {}
+    for pattern in patterns or ("*",):
+        wide = pattern if any(c in pattern for c in ".*?[") else f"{pattern}.*"
+        here = [p for n, p in REGISTRY.items() if fnmatch.fnmatchcase(n, wide)]
+        if not here:
+            families = sorted({p.family for p in REGISTRY.values()})
+            raise LookupError(
+                f"law {pattern!r}: matches none of {len(REGISTRY)} laws; expected a pattern over "
+                f"{', '.join(sorted(REGISTRY))}, or a family: {', '.join(families)}"
+            )
+        found.update({p.name: p for p in here})
+    return list(found.values())

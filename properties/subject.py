@@ -1,0 +1,239 @@
+"""A kernel under test: runs a call, checks the form of what comes back, watches memory."""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelassay.impls.contract import (
+    AttendCall,
+    AttendResult,
+    Capabilities,
+    Conventions,
+    Numerics,
+    Unsupported,
+    numerics_for,
+)
+from kernelassay.oracle.formats import format_of, name_of
+from kernelassay.properties.case import AttendCase
+from kernelassay.properties.failures import (
+    DeviceLost,
+    Raised,
+    Refused,
+    WrongDtype,
+    WrongShape,
+)
+from kernelassay.properties.inputs import Inputs, Logical, inputs, logical
+from kernelassay.properties.memory import Watch, check_guards, guarded_empty
+
+
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """What a kernel answered: out [B, Hq, Tq, Dv], lse [B, Hq, Tq] as it came, who watched it."""
+
+    out: Tensor
+    lse: Tensor | None
+    backend: str | None
+    watched: str
+    watch: Watch | None = None
+    guarded: tuple[Tensor, ...] = ()
+
+    def check_guards(self) -> None:
+        """Raise `OutOfBounds` if the kernel wrote outside its outputs, as far as can be seen."""
+        if self.watch is not None:
+            self.watch.check()
+        for storage in self.guarded:
+            check_guards(storage)
+
+
+@dataclass(eq=False)
+class Subject:
+    """One kernel with one dtype on one device.
+
+    *device* is the declared one ("cpu", "cuda", "interpreter"); tensors live on *place*.
+    """
+
+    kernel: Any
+    dtype: str
+    device: str
+    numerics: Numerics = field(init=False)
+    declared: bool = field(init=False)
+    backends: set[str] = field(default_factory=set)
+    watched: set[str] = field(default_factory=set)
+    launches: int = 0
+    worst: float = 0.0
+    worst_case: AttendCase | None = None
+    z_rms: float = 0.0
+    current: AttendCase | None = None
+
+    def __post_init__(self) -> None:
+        self.numerics, self.declared = numerics_for(self.kernel, self.dtype)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return str(self.kernel.name)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What its author says that it can do."""
+        found: Capabilities = self.kernel.capabilities
+        return found
+
+    @property
+    def conventions(self) -> Conventions:
+        """The conventions that its author declared."""
+        return self.capabilities.conventions
+
+    @property
+    def place(self) -> str:
+        """The torch device of its tensors."""
+        return "cuda" if self.device == "cuda" else "cpu"
+
+    def has(self, *features: str) -> bool:
+        """Whether all these features are supported."""
+        return all(f in self.capabilities.supports for f in features)
+
+    def observe(self, ratio: float, case: AttendCase | None = None) -> None:
+        """Note an error / allowed error; the worst is kept for the record."""
+        if ratio > self.worst or math.isnan(ratio):
+            self.worst, self.worst_case = ratio, case or self.current
+
+    def prepare(self, case: AttendCase) -> Inputs:
+        """The call of *case*, freshly laid out."""
+        return self.lay_out(logical(case, self.dtype, self.place), case.view)
+
+    def lay_out(self, tensors: Logical, view: str = "contiguous") -> Inputs:
+        """A call of these logical tensors in the kernel's layout."""
+        return inputs(
+            tensors,
+            layout=self.capabilities.layouts[0],
+            view=view,
+            device=self.place,
+            mask_polarity=self.conventions.mask_polarity,
+        )
+
+    def attend(self, source: AttendCase | Logical | Inputs) -> Attended:
+        """The kernel's answer; a refusal, an exception or a malformed answer is a failure."""
+        call = self._call(source)
+        try:
+            answer = self.answer(call)
+        except Unsupported as why:
+            raise Refused(
+                f"{self.name} refused a call that it declares to support: {why}. "
+                f"Answer it, or take the feature out of capabilities.supports"
+            ) from why
+        self._check_form(call, answer)
+        return answer
+
+    def answer(self, call: AttendCall) -> Attended:
+        """The kernel's answer as it came; `Unsupported` passes through."""
+        self.launches += 1
+        into = getattr(self.kernel, "attend_into", None)
+        try:
+            answer = self._destination(into, call) if into else self._watched(call)
+            if self.place == "cuda":
+                torch.cuda.synchronize()
+        except (Unsupported, WrongShape):
+            raise
+        except Exception as error:
+            if _sticky(error):
+                raise DeviceLost(f"{type(error).__name__}: {error}") from error
+            raise Raised(
+                f"{self.name} raised {type(error).__name__}: {error}".split("\n")[0],
+                where=_innermost(error),
+            ) from error
+        if answer.backend:
+            self.backends.add(answer.backend)
+        self.watched.add(answer.watched)
+        return answer
+
+    def _call(self, source: AttendCase | Logical | Inputs) -> AttendCall:
+        if isinstance(source, AttendCase):
+            source = self.prepare(source)
+        elif isinstance(source, Logical):
+            source = self.lay_out(source)
+        return source.call
+
+    def _watched(self, call: AttendCall) -> Attended:
+        with Watch() as watch:
+            came = self.kernel.attend(call)
+        result = _as_result(self.name, came)
+        owned = watch.owns(result.out)
+        level = "allocations" if owned else "opaque"
+        return Attended(result.out, result.lse, result.backend, level, watch)
+
+    def _destination(self, into: Callable[..., Any], call: AttendCall) -> Attended:
+        B, H, Tq, _ = call.q.shape
+        shape = (B, H, Tq, call.v.shape[-1])
+        strides = (H * Tq * shape[3], Tq * shape[3], shape[3], 1)
+        numerics = self.numerics
+        out, storage = guarded_empty(shape, strides, format_of(numerics.out).dtype, call.q.device)
+        lse, lse_storage = guarded_empty(
+            shape[:3], (H * Tq, Tq, 1), format_of(numerics.lse).dtype, call.q.device
+        )
+        wants = self.has("lse")
+        came = into(call, out, lse if wants else None)
+        backend = getattr(came, "backend", None)
+        guarded = (storage, lse_storage) if wants else (storage,)
+        return Attended(out, lse if wants else None, backend, "destination", None, guarded)
+
+    def _check_form(self, call: AttendCall, answer: Attended) -> None:
+        B, H, Tq, _ = call.q.shape
+        expected = {"out": ((B, H, Tq, call.v.shape[-1]), self.numerics.out)}
+        if self.has("lse"):
+            if answer.lse is None:
+                raise WrongShape(f"{self.name} returned no LSE; it declares that it supports lse")
+            expected["lse"] = ((B, H, Tq), self.numerics.lse)
+        for name, (shape, dtype) in expected.items():
+            came: Tensor = getattr(answer, name)
+            if tuple(came.shape) != shape:
+                raise WrongShape(f"{name}: got shape {tuple(came.shape)}, expected {shape}")
+            if came.dtype != format_of(dtype).dtype:
+                raise WrongDtype(
+                    f"{name}: got dtype {name_of(came.dtype)}, expected {dtype} "
+                    f"(Numerics.{name} says so)"
+                )
+            if came.device.type != call.q.device.type:
+                raise WrongDtype(f"{name}: got device {came.device}, expected {call.q.device}")
+
+
+def _as_result(kernel: str, came: Any) -> AttendResult:
+    if isinstance(came, AttendResult):
+        result = came
+    elif isinstance(came, tuple) and len(came) == 2:
+        result = AttendResult(came[0], came[1])
+    else:
+        result = AttendResult(came)
+    for name, x in (("out", result.out), ("lse", result.lse)):
+        if not (isinstance(x, Tensor) or (name == "lse" and x is None)):
+            raise WrongShape(
+                f"{kernel}.attend returned {type(x).__name__} as {name}; expected a tensor, a tuple "
+                f"(out, lse) or an AttendResult"
+            )
+    return result
+
+
+def _sticky(error: Exception) -> bool:
+    """Whether the device's context is lost: every later call would fail as well."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    accelerator = getattr(torch, "AcceleratorError", None)
+    return (accelerator is not None and isinstance(error, accelerator)) or (
+        isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    )
+
+
+def _innermost(error: BaseException) -> str:
+    """file:line of the frame that raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    path = trace.tb_frame.f_code.co_filename
+    return f"{os.path.relpath(path) if path.startswith('/') else path}:{trace.tb_lineno}"
