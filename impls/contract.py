@@ -55,7 +55,7 @@ FEATURES: Mapping[str, str] = {
 """What a kernel may support or decline, with what each name means."""
 
 
-class Unsupported(Exception):  # noqa: N818 - it says what happened; it is an answer, not an error
+class Unsupported(Exception):
     """An adapter raises this to refuse a call outside what it declared."""
 
 
@@ -65,7 +65,7 @@ class ContractError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttendCall:
-    """One attention forward: out[b, h, i] = sum_j softmax_j(scale q[b, h, i].k[b, g, j]) v[b, g, j].
+    """One attention forward: out[b, h, i] = sum_j softmax_j(scale q[b,h,i].k[b,g,j]) v[b,g,j].
 
     Query head h uses KV head g = h // (Hq / Hkv). Tensors are views in the layout the adapter
     declared; their shapes are always logical.
@@ -85,7 +85,7 @@ class AttendCall:
 
 @dataclass(frozen=True, eq=False)
 class AttendResult:
-    """out [B, Hq, Tq, Dv], lse [B, Hq, Tq] or None, and the backend that ran, if there are several."""
+    """out [B, Hq, Tq, Dv], lse [B, Hq, Tq] or None, and which backend ran, if there are several."""
 
     out: Tensor
     lse: Tensor | None = None
@@ -116,13 +116,13 @@ class Conventions:
     mask_polarity: Literal["keep", "drop"] = "keep"
     """what True means in a boolean mask as the adapter receives it."""
     masked_content: Literal["finite_only", "nan_safe", "never_read"] = "finite_only"
-    """finite_only: finite garbage under a mask is harmless, NaN there may leak as 0 x NaN (beyond a
-    length it may not); nan_safe and never_read: NaN and infinities under a mask are harmless too."""
+    """finite_only: finite garbage under a mask is harmless, NaN there may leak as 0 x NaN (beyond
+    a length it may not); nan_safe, never_read: NaN and infinities under a mask are harmless too."""
     deterministic: bool = False
     """the same call gives the same bits."""
     batch_invariant: bool = False
-    """a row's bits depend on its query, its keys and their visibility alone: not on the batch, on
-    the other rows, or on how many of them there are."""
+    """a row's bits depend on its query, its keys, their values and visibility alone: not on the
+    batch, the other rows, how many of them there are, or how the tensors are laid out."""
     validates_calls: bool = False
     """malformed calls raise."""
 
@@ -148,7 +148,7 @@ class Capabilities:
     layouts: tuple[str, ...] = ("BHTD",)
     """physical layouts of q, k, v the kernel takes: "BHTD", "BTHD"."""
     tiles: tuple[int, ...] = (16, 32, 64, 128)
-    """sizes near which something changes: tiles, pages, thresholds. Lengths are aimed there."""
+    """sizes near which something changes: tiles, pages, thresholds; lengths are aimed there."""
     max_tokens: int = 4096
     """the largest Tq or Tk to use."""
     work_limit: Mapping[str, int] = field(default_factory=dict)
@@ -168,7 +168,9 @@ class Capabilities:
             if not getattr(self, name):
                 raise ContractError(f"Capabilities.{name}: got nothing, expected at least one")
         if bad := [d for d in self.head_sizes if not isinstance(d, int) or d < 1]:
-            raise ContractError(f"Capabilities.head_sizes: got {bad!r}, expected positive integers")
+            raise ContractError(
+                f"Capabilities.head_sizes: got {bad!r}, expected positive integers"
+            )
         if both := self.supports & self.declines:
             raise ContractError(
                 f"Capabilities: {', '.join(sorted(both))} is both supported and declined; "
@@ -201,7 +203,7 @@ def _known(name: str, got: Iterable[str], allowed: Iterable[str]) -> None:
 
 
 def checked_adapter(adapter: Any, where: str = "adapter") -> Any:
-    """*adapter* itself, if it keeps to the contract; otherwise a `ContractError` that says where not."""
+    """*adapter* itself, if it keeps to the contract; a `ContractError` says where not."""
 
     def wrong(what: str, got: str, expected: str) -> ContractError:
         return ContractError(f"{where}: {what}: got {got}, expected {expected}")
@@ -221,7 +223,9 @@ def checked_adapter(adapter: Any, where: str = "adapter") -> Any:
     if "attend" in capabilities.supports and not callable(getattr(adapter, "attend", None)):
         raise wrong("attend", repr(getattr(adapter, "attend", None)), "a method attend(call)")
     if "attend" not in capabilities.supports and callable(getattr(adapter, "attend", None)):
-        raise wrong("capabilities.supports", "no 'attend' beside an attend method", "'attend' in it")
+        raise wrong(
+            "capabilities.supports", "no 'attend' beside an attend method", "'attend' in it"
+        )
     declared = getattr(adapter, "numerics", None)
     per_dtype = declared if isinstance(declared, Mapping) else {"every dtype": declared}
     for dtype, numerics in per_dtype.items():

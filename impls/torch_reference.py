@@ -42,15 +42,16 @@ def attention(call: AttendCall) -> tuple[Tensor, Tensor]:
     m = q.new_full((B, Hq, Tq), -math.inf, dtype=torch.float32)
     l = q.new_zeros((B, Hq, Tq), dtype=torch.float32)  # noqa: E741
     u = q.new_zeros((B, Hq, Tq, Dv), dtype=torch.float32)
+    queries = q.float().contiguous()  # contiguous: no bit depends on the layout of the inputs
     end = used_keys(call)
     for start in range(0, end, TILE):
         stop = min(start + TILE, Tk)
-        k_tile = k[:, kv_head, start:stop].float()  # [B, Hq, tile, D]
-        v_tile = v[:, kv_head, start:stop].float()  # [B, Hq, tile, Dv]
+        k_tile = k[:, kv_head, start:stop].float().contiguous()  # [B, Hq, tile, D]
+        v_tile = v[:, kv_head, start:stop].float().contiguous()  # [B, Hq, tile, Dv]
         keep = visible(call, start, stop)  # [B, Hq, Tq, tile]
         seen = keep.any(dim=-2)  # [B, Hq, tile]
         v_tile = torch.where(seen[..., None], v_tile, 0.0)  # what no row sees may be NaN: 0 x NaN
-        z = q.float() @ k_tile.transpose(-1, -2)
+        z = queries @ k_tile.transpose(-1, -2)
         z = z * scale
         z = torch.where(keep, z, -math.inf)
         m_new = torch.maximum(m, z.amax(dim=-1))

@@ -207,11 +207,17 @@ adapter = TritonAttention()
 
 def compile_specs() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """(kernel, signature, constexprs, options) of what is compiled without a device."""
-    for dtype, causal in product(("fp16", "bf16", "fp32"), ("none", "bottom_right")):
+    for dtype, causal in product(("fp32", "fp16", "bf16"), ("none", "bottom_right")):
         signature = dict.fromkeys(("Q", "K", "V", "OUT"), f"*{dtype}")
         signature |= {"LSE": "*fp32", "MASK": "*i1", "LENGTHS": "*i64", "scale_log2e": "fp32"}
         signature |= dict.fromkeys(SIZES + STRIDES, "i32")
-        constexprs = {"CAUSAL": CAUSAL[causal], "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N}
+        constexprs: dict[str, Any] = {
+            "CAUSAL": CAUSAL[causal],
+            "BLOCK_M": BLOCK_M,
+            "BLOCK_N": BLOCK_N,
+        }
         constexprs |= {"BLOCK_D": 64, "BLOCK_DV": 64}
+        if causal == "none":
+            constexprs |= {"MASK": None, "LENGTHS": None}
         signature |= dict.fromkeys(constexprs, "constexpr")
         yield attention_kernel, signature, constexprs, OPTIONS

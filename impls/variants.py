@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -82,9 +83,9 @@ def build_module(variant: Variant) -> ModuleType:
 def changed_source(variant: Variant) -> str:
     """The base's source with the edits made; a `ValueError` unless each matches exactly once."""
     spec = find_spec(variant.base)
-    source = getattr(spec.loader, "get_source", lambda _: None)(variant.base) if spec else None
-    if source is None:
+    if spec is None or spec.origin is None:
         raise ValueError(f"variant {variant.name}: base {variant.base} has no source")
+    source = Path(spec.origin).read_text(encoding="utf-8")
     for old, new in variant.edits:
         if (count := source.count(old)) != 1:
             raise ValueError(

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from kernelassay.oracle import budget_terms as terms
+from kernelassay.oracle.budget_lse import lse_term
 from kernelassay.oracle.budget_rows import Rows, rows_of
+from kernelassay.oracle.budget_scores import U32, score_errors
 from kernelassay.oracle.formats import FORMATS, format_of, name_of
 from kernelassay.oracle.numerics import Numerics
 
@@ -35,8 +37,6 @@ Z_RMS_ELEMENTS = 1000
 """Elements from which on z_rms is a statistic; a correct kernel gave 1.16 on three."""
 Z_RMS_USUAL = 0.4
 """z_rms of a rightly declared 16-bit kernel on normal inputs: 0.3 to 0.5."""
-LOG_U = 2.0**-22
-"""Absolute error of log near 1, where its relative error says nothing: 2 ulps of fp32 at 1."""
 WORKSPACE = 2**28
 """Bytes of intermediates per block of rows."""
 
@@ -120,11 +120,11 @@ def _blocks(B: int, H: int, G: int, T: int, rows: int) -> Iterator[tuple[slice, 
 
 def _budget_of(r: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """out, lse, their allowances and rms_scale of a block of rows; each [..., R, Dv or 1]."""
-    errors = terms.score_errors(r)
-    rounds, lost = terms.cast_of_p(r, errors)
+    errors = score_errors(r)
+    rounds, flushed = terms.cast_of_p(r, errors)
     count = terms.rescales(r)
     total = (
-        terms.probability_cast(r, rounds, lost)
+        terms.probability_cast(r, rounds, flushed)
         + terms.score_term(r, errors)
         + terms.operand_term(r, errors)
         + terms.rescale_term(r, count)
@@ -132,7 +132,7 @@ def _budget_of(r: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         + terms.division_term(r, count)
         + terms.second_order_term(r, errors)
     )
-    lse_total = _lse_term(r, errors, rounds, lost, count)
+    lse_total = lse_term(r, errors, rounds, flushed, count)
     to = format_of(r.numerics.out)
     growth = (r.p * errors.total).sum(-1, keepdim=True).exp()
     final = to.unit * r.out.abs() + to.eta
@@ -148,50 +148,6 @@ def _combined(total: terms.Term, generic: bool) -> Tensor:
     return noise + total.fixed
 
 
-def _lse_term(
-    r: Rows, errors: terms.ScoreErrors, rounds: Tensor, lost: Tensor, count: Tensor
-) -> terms.Term:
-    """The error of the LSE: the mean score error, the row sum and the logarithm.
-
-    The cast of P enters only if the row sum may add rounded probabilities.
-    """
-    x, p = r.numerics, r.p
-
-    def mean(e: Tensor) -> Tensor:
-        return e.sum(-1, keepdim=True)
-
-    adds = terms.row_sum_roundings(r, count)
-    term = terms.Term(
-        mean((p * errors.exp) ** 2) + terms.U32**2 * adds, mean(p * errors.exp) + terms.U32 * adds
-    )
-    term += _lse_fixed(r, errors, count)
-    if x.acc_biased:
-        term += terms.Term(fixed=mean(p * errors.dot))
-    else:
-        term += terms.Term(mean((p * errors.dot) ** 2), mean(p * errors.dot_worst))
-    if x.l_from_p is not False:
-        term += terms.Term(mean(rounds**2), mean(rounds), mean(lost))
-    if errors.q is not None:
-        change = r.scale * errors.q * (p @ r.k)
-        term += terms.Term(mean(change**2), mean(p * errors.q_worst))
-    if errors.k is not None:
-        term += terms.Term(mean(p**2 * errors.k_variance), mean(p * errors.k_worst))
-    return term
-
-
-def _lse_fixed(r: Rows, errors: terms.ScoreErrors, count: Tensor) -> terms.Term:
-    """Constants common to all scores, rescales, m + log l and its rounding, second order."""
-    x, u = r.numerics, terms.U32
-    m, lse = r.m.abs(), torch.where(r.lse > -torch.inf, r.lse, 0.0).abs()
-    constants = (2 + 2 * x.scale_rounded) * u + 2 * terms.UTF * (x.dot == "tf32_trunc")
-    fixed = constants * (r.p * r.s).sum(-1, keepdim=True).abs()
-    fixed = fixed + (count + 1) * x.exp_u + 3 * u * count * m
-    fixed = fixed + u * (4 * lse + 2 * r.l.log() + 2 * m) + LOG_U
-    fixed = fixed + (r.p * errors.total**2).sum(-1, keepdim=True) / 2
-    to = format_of(x.lse)
-    return terms.Term(fixed=fixed + (to.unit * lse + to.eta if to.unit > u else 0.0))
-
-
 def lse_allowed_in_base(budget: Budget, base: Literal["e", "2"]) -> Tensor:
     """`lse_allowed` for an LSE that the caller converted to natural logarithms from *base*.
 
@@ -200,7 +156,7 @@ def lse_allowed_in_base(budget: Budget, base: Literal["e", "2"]) -> Tensor:
     if base == "e":
         return budget.lse_allowed
     lse = torch.where(budget.lse > -torch.inf, budget.lse, 0.0).abs()
-    return budget.lse_allowed + 2 * terms.U32 * lse
+    return budget.lse_allowed + 2 * U32 * lse
 
 
 def recognised(z_rms: float, numerics: Numerics) -> str:

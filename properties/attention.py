@@ -332,8 +332,8 @@ def _row_only(tensors: Logical, row: int) -> Visibility:
 
 @law(
     "attention.views",
-    "Strides do not matter: a transposed, padded, interleaved, shifted or expanded view gives what "
-    "contiguous tensors of the same content give.",
+    "Strides do not matter: a transposed, padded, interleaved, shifted or expanded view gives "
+    "what contiguous tensors of the same content give.",
     requires=["strides"],
     strata={"views": s.views},
 )
@@ -345,6 +345,7 @@ def views(subject: Subject, case: AttendCase) -> None:
         subject.attend(subject.lay_out(tensors, "contiguous")),
         subject.attend(subject.lay_out(tensors, case.view)),
         budget_for(case, subject.dtype, subject.place, subject.numerics),
+        bitwise=subject.conventions.batch_invariant,
     )
 
 
@@ -415,9 +416,10 @@ def declines(subject: Subject, case: AttendCase) -> None:
         subject.answer(given.call)
     except Unsupported:
         return
+    needed = ", ".join(lacking(case, domain_of(subject)))
     raise Accepted(
-        f"{subject.name} answered a call that needs {', '.join(lacking(case, domain_of(subject)))}, which it "
-        f"declines; expected Unsupported. Refuse it, or declare it as supported"
+        f"{subject.name} answered a call that needs {needed}, which it declines; "
+        f" expected Unsupported. Refuse it, or declare it as supported"
     )
 
 

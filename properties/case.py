@@ -8,7 +8,7 @@ the same case on every machine.
 import ast
 import hashlib
 import json
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 SCHEMA = 1
@@ -55,11 +55,6 @@ class AttendCase:
 
     def __repr__(self) -> str:
         return literal(self)
-
-
-def with_fields(case: AttendCase, **changes: Any) -> AttendCase:
-    """*case* with some fields changed."""
-    return replace(case, **changes)
 
 
 def literal(case: AttendCase) -> str:
@@ -125,7 +120,7 @@ def case_from(given: dict[str, Any]) -> AttendCase:
         if not isinstance(value, kinds) or isinstance(value, bool):
             expected = " or ".join(k.__name__ for k in kinds)
             raise CaseError(f"case: field {name}: got {value!r}, expected {expected}")
-    frozen = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+    frozen: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
     case = AttendCase(**frozen)
     checked(case)
     return case

@@ -184,7 +184,7 @@ def element_count(recipe: str) -> int:
 
 @lru_cache(maxsize=96)
 def content(recipe: str, shape: tuple[int, int, int, int], case: AttendCase, dtype: str) -> Tensor:
-    """The logical tensor [B, H, T, D] of *recipe*, rounded to *dtype*, on the CPU. Do not write to it."""
+    """The logical tensor [B, H, T, D] of *recipe*, rounded to *dtype*, on the CPU; shared: read only."""
     pattern, *spots = recipe.split(";")
     function, arguments = _arguments(recipe, pattern)
     B, H, T, D = shape
@@ -207,7 +207,7 @@ def content(recipe: str, shape: tuple[int, int, int, int], case: AttendCase, dty
 
 
 def mask_content(recipe: str, case: AttendCase) -> Tensor:
-    """The boolean mask of *recipe* (True keeps), on the CPU, of size 1 on axes it does not vary on.
+    """The boolean mask of *recipe* (True keeps), of size 1 on axes that it does not vary on.
 
     `keep:s:percent:axes` keeps an element by hash; `rows:s:percent:axes` the same, and query rows
     with hash of their index below a quarter are dropped whole; `prefix:n` keeps keys below n,

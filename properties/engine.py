@@ -3,6 +3,7 @@
 import hashlib
 import math
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ from kernelassay.properties.failures import (
     Found,
     NonDeterministic,
     NotCovered,
-    Raised,
     StillFails,
     TimedOut,
 )
@@ -38,7 +38,7 @@ LEVELS = {"smoke": 20, "pr": 100, "nightly": 1000, "replay": 0}
 
 @dataclass(frozen=True)
 class Options:
-    """How to run: level, run seed (None at nightly: random, with a database), limits, what is known."""
+    """How to run. *seed* None at nightly: random, with a database; elsewhere: run seed 0."""
 
     level: str = "smoke"
     seed: int | None = None
@@ -66,57 +66,59 @@ class Search:
     failing_runs: int = 0
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an item: its record and, if the law failed, the smallest counterexample."""
+
+    record: Record
+    search: Search
+    found: Found | None = None
+
+
 def check(
     prop: Property,
     subject: Subject,
     options: Options = Options(),
     on_case: Callable[[AttendCase], None] = lambda case: None,
-) -> Record:
-    """Run *prop* on *subject*: always a record, never a failure; `TimedOut`, `DeviceLost` pass through.
+) -> Outcome:
+    """Run *prop* on *subject*. A failing law is an outcome; `TimedOut`, `DeviceLost` pass through.
 
     *on_case* is called before each case, so that a watchdog outside knows what was running.
     """
+    record, search = Record.of(prop, subject, options.level, options.seed), Search()
     status, reason = prop.standing(subject)
-    record = Record.of(prop, subject, options.level, options.seed)
     if status:
-        return record.ended(status, reason=reason)
-    domain, search, began = domain_of(subject), Search(), time.perf_counter()
-    runner = _Runner(prop, subject, domain, options, search, on_case)
+        return Outcome(record.ended(status, reason=reason), search)
+    began = time.perf_counter()
+    runner = _Runner(prop, subject, domain_of(subject), options, search, on_case)
+    main = None
     try:
         found = runner.run()
-    except Exception as error:  # the suite's own fault: reported as such, never as the kernel's
-        record = record.ended("suite_error", reason=f"{type(error).__name__}: {error}")
-        record.traceback = _trace(error)
-        found = None
+        if found:
+            main = _failed(record, prop, found, search)
+        else:
+            known = options.expectations.of(prop.name, subject)
+            reasons = "; ".join(e.reason for e in known)
+            record.ended("expected" if known else "passed", reason=reasons)
+    except Exception as error:  # the suite's own fault is not the kernel's
+        record.ended("suite_error", reason=f"{type(error).__name__}: {error}")
+        record.traceback = "".join(traceback.format_exception(error))
+    _measured(record, subject, search, time.perf_counter() - began)
+    return Outcome(record, search, main)
+
+
+def _measured(record: Record, subject: Subject, search: Search, seconds: float) -> None:
     record.cases, record.labels = search.cases, dict(sorted(search.counts.items()))
-    record.seconds = time.perf_counter() - began
+    record.launches, record.seconds = subject.launches, round(seconds, 4)
     record.worst = subject.worst if math.isfinite(subject.worst) else None
     record.z_rms = subject.z_rms or None
-    record.watched = sorted(subject.watched)
-    record.backends = sorted(subject.backends)
-    record.launches = subject.launches
-    if record.status == "suite_error":
-        return record
-    if found is None:
-        expected = options.expectations.of(prop.name, subject)
-        reasons = "; ".join(e.reason for e in expected)
-        return record.ended("expected" if expected else "passed", reason=reasons)
-    return _failed(record, prop, subject, found, search, options)
+    record.watched, record.backends = sorted(subject.watched), sorted(subject.backends)
 
 
-def _failed(
-    record: Record,
-    prop: Property,
-    subject: Subject,
-    found: list[Found],
-    search: Search,
-    options: Options,
-) -> Record:
-    from kernelassay.properties.diagnosis import diagnose
-    from kernelassay.properties.report import render
-
+def _failed(record: Record, prop: Property, found: list[Found], search: Search) -> Found:
+    """Fill in the failure that matters most: the grossest."""
     main = max(found, key=lambda f: f.failure.ratio or math.inf)
-    record = record.ended("failed", reason=main.failure.message)
+    record.ended("failed", reason=main.failure.message)
     record.kind = main.failure.kind
     record.ratio = main.failure.ratio
     record.also = sorted({f.failure.kind for f in found} - {main.failure.kind})
@@ -124,10 +126,7 @@ def _failed(
     if main.case is not None:
         record.case = to_json(main.case)
         record.case_id = case_id(prop.name, main.case)
-    if options.shrink:
-        picture = diagnose(prop, subject, main, search)
-        record.report = render(record, prop, subject, main, picture, search)
-    return record
+    return main
 
 
 @dataclass(eq=False)
@@ -249,7 +248,7 @@ class _Runner:
         return [
             Found(
                 StillFails(
-                    f"{entry.where}: the witness must fail with {entry.kind}; it fails with {kind}. "
+                    f"{entry.where}: the witness must fail with {entry.kind}, but fails with {kind}. "
                     + (f"Delete these lines: {entry.reason}" if not found else "Look again.")
                 ),
                 entry.witness,
@@ -301,10 +300,4 @@ def _found(error: BaseException) -> list[Found]:
     raise error
 
 
-def _trace(error: BaseException) -> str:
-    import traceback
-
-    return "".join(traceback.format_exception(error))
-
-
-__all__ = ["LEVELS", "Options", "Raised", "Search", "check"]
+__all__ = ["LEVELS", "Options", "Outcome", "Search", "check"]

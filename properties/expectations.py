@@ -86,7 +86,7 @@ def _checked_region(text: str, where: str) -> ast.expr:
 class Expectation:
     """One known fault."""
 
-    property: str
+    law: str
     kernel: str
     kind: str
     witness: AttendCase
@@ -109,7 +109,7 @@ class Expectation:
     def matches(self, law: str, kernel: str, dtype: str, device: str) -> bool:
         """Whether this entry speaks of that item."""
         return (
-            self.property == law
+            self.law == law
             and self.kernel == kernel
             and self.dtype in (None, dtype)
             and self.device in (None, device)
@@ -129,10 +129,10 @@ class Expectations:
         ]
 
     def unmatched(self, laws: Iterable[str], kernels: Iterable[str]) -> list[str]:
-        """A line for each entry that speaks of a law or, among *kernels*, of nothing there is."""
+        """A line for each entry whose law or kernel is not among those that run."""
         laws, kernels, found = list(laws), list(kernels), []
         for e in self.entries:
-            for what, got, known in (("law", e.property, laws), ("kernel", e.kernel, kernels)):
+            for what, got, known in (("law", e.law, laws), ("kernel", e.kernel, kernels)):
                 if got not in known:
                     close = difflib.get_close_matches(got, known, n=3)
                     hint = f"; close: {', '.join(close)}" if close else ""
@@ -183,7 +183,7 @@ def _entry(entry: dict[str, Any], where: str) -> Expectation:
         raise ExpectationError(f"{where}: witness: {error}") from None
     when = entry.get("when")
     return Expectation(
-        property=entry["property"],
+        law=entry["property"],
         kernel=entry["kernel"],
         kind=entry["kind"],
         witness=witness,

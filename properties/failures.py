@@ -1,4 +1,4 @@
-"""Kinds of failure. Each is a class of its own: Hypothesis tells failures apart by type and line."""
+"""Kinds of failure, each a class: Hypothesis tells failures apart by type and line."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,7 +133,7 @@ class StillFails(Failure):
 
 
 class TimedOut(BaseException):
-    """A case ran past its limit. Not an Exception: Hypothesis would shrink it, limit by limit."""
+    """A case ran past its limit. No Exception: Hypothesis would shrink it, limit by limit."""
 
 
 class DeviceLost(BaseException):

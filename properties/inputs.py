@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,11 +87,12 @@ def inputs(
         "mask": vis.mask if vis.mask is None or mask_polarity == "keep" else ~vis.mask,
     }
     held = {n: placed_integers(n, x, device) for n, x in small.items() if x is not None}
+    seen: dict[str, Any] = {n: p.view for n, p in held.items()}
     call = AttendCall(
         q=placed[0].view,
         k=placed[1].view,
         v=placed[2].view,
         scale=tensors.scale,
-        visibility=replace(vis, **{n: p.view for n, p in held.items()}),
+        visibility=replace(vis, **seen),
     )
     return Inputs(call, (*placed, *held.values()))

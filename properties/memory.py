@@ -108,11 +108,11 @@ def guarded_empty(
     return storage.as_strided(size, strides, GUARD), storage
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
     """Gives every floating-point `torch.empty*` inside it poison and guard zones."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.storages: list[Tensor] = []
 
     def __torch_dispatch__(

@@ -74,7 +74,7 @@ def law(
 
 
 def select(*patterns: str) -> list[Property]:
-    """The laws whose name matches one of the patterns ("attention.*", "alignment"); all by default.
+    """The laws whose name matches a pattern ("attention.*", "alignment"); all by default.
 
     A pattern that matches nothing is an error that names what there is.
     """

@@ -1,5 +1,6 @@
 """Records: one JSON object per item, and what a run is."""
 
+import importlib.metadata
 import json
 import platform
 from dataclasses import asdict, dataclass, field
@@ -98,12 +99,11 @@ class Record:
 
 def environment() -> dict[str, Any]:
     """The versions and hardware that a run's numbers depend on."""
-    from importlib.metadata import PackageNotFoundError, version
 
     def of(package: str) -> str | None:
         try:
-            return version(package)
-        except PackageNotFoundError:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
             return None
 
     names = ("kernelassay", "torch", "triton", "hypothesis", "numpy", "scipy", "pytest")

@@ -1,8 +1,8 @@
 """Strata: for each label a strategy whose every case carries it.
 
 A stratum is a function of the domain that returns a strategy, or None where the capabilities do
-not allow it. A law lists the strata that it must cover, and a level's cases are dealt over them, so
-that every label occurs by construction, at the smoke level too.
+not allow it. A law lists the strata that it must cover, and a level's cases are dealt over them,
+so that every label occurs by construction, at the smoke level too.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ Stratum = Callable[[Domain], Strategy | None]
 
 def stratum(build: Callable[..., AttendCase]) -> Stratum:
     """A stratum from a function (draw, domain) -> case."""
-    return st.composite(build)  # type: ignore[return-value]
+    return st.composite(build)
 
 
 def requires(*features: str) -> Callable[[Stratum], Stratum]:
@@ -176,7 +176,7 @@ def scores_falling(draw: st.DrawFn, domain: Domain) -> AttendCase:
 def spike_rows(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """A missed rescale at any tile is visible."""
     case = draw(shapes(domain, long=True, B=1, heads=[(1, 1)]))
-    return draw(spiked(domain, case))
+    return spiked(domain, case)
 
 
 @stratum

@@ -184,7 +184,9 @@ class Subject:
 
     def _check_form(self, call: AttendCall, answer: Attended) -> None:
         B, H, Tq, _ = call.q.shape
-        expected = {"out": ((B, H, Tq, call.v.shape[-1]), self.numerics.out)}
+        expected: dict[str, tuple[tuple[int, ...], str]] = {
+            "out": ((B, H, Tq, call.v.shape[-1]), self.numerics.out)
+        }
         if self.has("lse"):
             if answer.lse is None:
                 raise WrongShape(f"{self.name} returned no LSE; it declares that it supports lse")
@@ -212,8 +214,8 @@ def _as_result(kernel: str, came: Any) -> AttendResult:
     for name, x in (("out", result.out), ("lse", result.lse)):
         if not (isinstance(x, Tensor) or (name == "lse" and x is None)):
             raise WrongShape(
-                f"{kernel}.attend returned {type(x).__name__} as {name}; expected a tensor, a tuple "
-                f"(out, lse) or an AttendResult"
+                f"{kernel}.attend returned {type(x).__name__} as {name}; expected a tensor, a "
+                f"tuple (out, lse) or an AttendResult"
             )
     return result
 
