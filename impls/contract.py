@@ -85,7 +85,7 @@ class AttendCall:
 
 @dataclass(frozen=True, eq=False)
 class AttendResult:
-    """out [B, Hq, Tq, Dv], lse [B, Hq, Tq] or None, and which backend ran, if there are several."""
+    """out [B, Hq, Tq, Dv], lse [B, Hq, Tq] or None, and which backend ran, if it has several."""
 
     out: Tensor
     lse: Tensor | None = None
@@ -116,8 +116,8 @@ class Conventions:
     mask_polarity: Literal["keep", "drop"] = "keep"
     """what True means in a boolean mask as the adapter receives it."""
     masked_content: Literal["finite_only", "nan_safe", "never_read"] = "finite_only"
-    """finite_only: finite garbage under a mask is harmless, NaN there may leak as 0 x NaN (beyond
-    a length it may not); nan_safe, never_read: NaN and infinities under a mask are harmless too."""
+    """finite_only: finite garbage under a mask is harmless, NaN there may leak as 0 x NaN (not
+    beyond a length); nan_safe, never_read: NaN and infinities under a mask are harmless too."""
     deterministic: bool = False
     """the same call gives the same bits."""
     batch_invariant: bool = False
@@ -149,6 +149,8 @@ class Capabilities:
     """physical layouts of q, k, v the kernel takes: "BHTD", "BTHD"."""
     tiles: tuple[int, ...] = (16, 32, 64, 128)
     """sizes near which something changes: tiles, pages, thresholds; lengths are aimed there."""
+    min_keys: int = 1
+    """the smallest Tk that is not 0; "no_keys" says whether 0 is possible."""
     max_tokens: int = 4096
     """the largest Tq or Tk to use."""
     work_limit: Mapping[str, int] = field(default_factory=dict)

@@ -37,6 +37,7 @@ class Sdpa:
     backend: SDPBackend
     capabilities: Capabilities
     numerics: Mapping[str, Numerics]
+    headline: str = ""
 
     def attend(self, call: AttendCall) -> AttendResult:
         """out of *call*; where PyTorch refuses this backend, an `Unsupported` in its words."""
@@ -52,10 +53,21 @@ class Sdpa:
                 out = scaled_dot_product_attention(call.q, k, v, scale=call.scale, **options)
             except RuntimeError as error:
                 if "No available kernel" in str(error) or "No viable backend" in str(error):
-                    words = "; ".join(dict.fromkeys(str(w.message) for w in reasons))
+                    words = self._reasons([str(w.message) for w in reasons])
                     raise Unsupported(f"{self.name}: {error} {words}") from error
                 raise
         return AttendResult(out, backend=self.backend.name)
+
+    def _reasons(self, messages: list[str]) -> str:
+        """What PyTorch says of this backend: it lists reasons behind a headline for each."""
+        own, mine = [], True
+        for message in messages:
+            text = message.split(" (Triggered")[0]
+            if "not used because" in text:
+                mine = self.headline in text.lower()
+            elif mine and text not in own:
+                own.append(text)
+        return " ".join(own)
 
     def _arguments(self, call: AttendCall) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """k, v and the arguments that say who sees what; views of k and v, never copies."""
@@ -115,6 +127,7 @@ math = Sdpa(
 flash = Sdpa(
     name="sdpa_flash",
     backend=SDPBackend.FLASH_ATTENTION,
+    headline="flash",
     capabilities=Capabilities(
         devices=("cuda",),
         dtypes=("fp16", "bf16"),
@@ -134,6 +147,7 @@ _CPU_FLASH = Numerics(
 flash_cpu = Sdpa(
     name="sdpa_flash_cpu",
     backend=SDPBackend.FLASH_ATTENTION,
+    headline="flash",
     capabilities=Capabilities(
         devices=("cpu",),
         dtypes=("fp16", "bf16", "fp32"),
@@ -149,13 +163,14 @@ flash_cpu = Sdpa(
 efficient = Sdpa(
     name="sdpa_efficient",
     backend=SDPBackend.EFFICIENT_ATTENTION,
+    headline="memory efficient",
     capabilities=Capabilities(
         devices=("cuda",),
         dtypes=("fp16", "bf16", "fp32"),
         head_sizes=(16, 32, 64, 80, 128, 256),
         layouts=LAYOUTS,
-        supports=FUSED - {"gqa"},
-        declines=NEVER | {"gqa"},
+        supports=FUSED - {"gqa", "no_keys"},
+        declines=NEVER | {"gqa", "no_keys"},
     ),
     # fp32: each operand is split into two tf32 numbers, three products are added.
     numerics={
@@ -168,13 +183,15 @@ efficient = Sdpa(
 cudnn = Sdpa(
     name="sdpa_cudnn",
     backend=SDPBackend.CUDNN_ATTENTION,
+    headline="cudnn",
     capabilities=Capabilities(
         devices=("cuda",),
         dtypes=("fp16", "bf16"),
         head_sizes=(16, 32, 64, 80, 128),
         layouts=LAYOUTS,
-        supports=FUSED,
-        declines=NEVER,
+        min_keys=2,  # PyTorch's own check: "key/value sequence length 1"
+        supports=FUSED - {"no_keys"},
+        declines=NEVER | {"no_keys"},
     ),
     numerics=dict.fromkeys(("fp16", "bf16"), Numerics()),
 )

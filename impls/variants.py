@@ -38,6 +38,10 @@ class Variant:
     """why customary tests do not see it."""
     law: str = ""
     """the law that must kill it; empty for a control."""
+    missed_by: tuple[str, ...] = ()
+    """laws that do not see it at the smoke level: what shows that *law* is needed beside them."""
+    dtype: str = ""
+    """the dtype that shows it; by default the first that the kernel declares."""
     capabilities: Callable[[Capabilities], Capabilities] | None = None
     """what to declare in place of the base's capabilities."""
     numerics: Numerics | Mapping[str, Numerics] | None = None

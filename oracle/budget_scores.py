@@ -47,12 +47,12 @@ def operand_changes(r: Rows) -> tuple[Tensor | None, Tensor | None]:
     multiplied by sqrt(scale) and rounded; the second factor (1 + u) is their product.
     """
     x, q, k = r.numerics, None, None
+    if r.scale == 0:
+        return None, None
     if x.dot != "exact":
         q, k = UTF * r.q.abs(), UTF * r.k.abs()
     if x.q_prescaled:
-        moved = torch.maximum(
-            r.inp.unit * r.q.abs(), (r.q != 0) * (r.inp.eta / max(abs(r.scale), 1e-300))
-        )
+        moved = torch.maximum(r.inp.unit * r.q.abs(), (r.q != 0) * (r.inp.eta / abs(r.scale)))
         q = moved if q is None else q + moved
     if x.scale_rounded:
         root = math.sqrt(abs(r.scale))

@@ -7,20 +7,15 @@ import torch
 from torch import Tensor
 
 from kernelassay.impls.contract import Visibility
-from kernelassay.oracle.formats import format_of
 from kernelassay.properties import strata as s
 from kernelassay.properties.attention import agree
 from kernelassay.properties.case import AttendCase
+from kernelassay.properties.content import bits_per_column
 from kernelassay.properties.failures import NonFinite, WrongValue
 from kernelassay.properties.inputs import Logical, logical
 from kernelassay.properties.judge import budget_of, judge, seen_by
 from kernelassay.properties.property import law
 from kernelassay.properties.subject import Attended, Subject
-
-
-def bits_per_column(dtype: str) -> int:
-    """How many keys one output element can tell apart: two bits of the format stay in reserve."""
-    return min(10, format_of(dtype).precision - 2)
 
 
 @law(
@@ -29,12 +24,18 @@ def bits_per_column(dtype: str) -> int:
     "off bit by bit with equal weights.",
     strata={
         "bottom_right": s.reading(s.corner("bottom_right")),
+        "partial_tile": s.reading(s.partial_tile),
+        "full_mask": s.reading(s.full_mask),
+        "ragged_corner": s.reading(s.ragged_corner),
+        "causal_windows": s.reading(s.causal_windows),
+        "positions": s.reading(s.positions),
         "ragged": s.reading(s.ragged),
         "boolean_mask": s.reading(s.boolean_mask),
-        "partial_tile": s.reading(s.partial_tile),
+        "sink_tokens": s.reading(s.sink_tokens),
+        "wide_windows": s.reading(s.wide_windows),
+        "long_context": s.reading(s.long_context),
         "top_left": s.reading(s.corner("top_left")),
         "windows": s.reading(s.windows),
-        "positions": s.reading(s.positions),
         "more_queries": s.reading(s.more_queries),
         "masked_rows": s.reading(s.masked_rows),
     },
@@ -47,38 +48,33 @@ def visible_set(subject: Subject, case: AttendCase) -> None:
         part = replace(case, v=f"bits:{origin}:{width}")
         answer = subject.attend(part)
         read_off(subject, answer, seen, origin, width)
+        judge(subject, part, answer)
 
 
 def read_off(subject: Subject, answer: Attended, seen: Tensor, origin: int, width: int) -> None:
     """Compare the keys that an answer to a `bits` call shows with those that must be seen."""
     count = seen.sum(-1)
     if answer.lse is not None:
-        scale = 1.0 if subject.conventions.lse_base == "e" else math.log(2)
-        shown = (answer.lse.double() * scale).exp().round()
+        base = 1.0 if subject.conventions.lse_base == "e" else math.log(2)
+        shown = (answer.lse.double() * base).exp().round()
     else:
         shown = count.double()
-    out, rows = answer.out.double(), count > 0
-    if bool((rows[..., None] & ~out.isfinite()).any()):
+    rows = (count > 0)[..., None]
+    sums = torch.where(rows, answer.out.double(), 0.0) * shown[..., None]
+    if not bool(sums.isfinite().all()):
         raise NonFinite("out is not finite though every visible value is", ratio=math.inf)
-    sums = torch.where(rows[..., None], out, 0.0) * shown[..., None]
-    numbers = sums.round().long()
-    keys = torch.arange(origin, min(seen.shape[-1], origin + width * out.shape[-1]))
-    column, bit = (
-        ((keys - origin) // width).to(out.device),
-        ((keys - origin) % width).to(out.device),
-    )
-    got = ((numbers[..., column] >> bit) & 1).bool()
-    expected = seen[..., keys.to(out.device)]
-    wrong = rows[..., None] & (got != expected)
-    blurred = rows[..., None] & ((sums - numbers).abs() > 0.25)
-    miscounted = rows & (shown != count)
-    if bool(wrong.any() or blurred.any() or miscounted.any()):
-        b, h, i = _first_row(wrong.any(-1) | blurred.any(-1) | miscounted)
+    keys = torch.arange(origin, min(seen.shape[-1], origin + width * sums.shape[-1]))
+    place = (keys - origin).to(sums.device)
+    got = ((sums.round().long()[..., place // width] >> (place % width)) & 1).bool()
+    expected = seen[..., keys.to(sums.device)]
+    wrong = (rows & (got != expected)).any(-1) | ((count > 0) & (shown != count))
+    if bool(wrong.any()):
+        b, h, i = _first_row(wrong)
         extra = keys[(got & ~expected)[b, h, i].cpu()].tolist()
         lost = keys[(expected & ~got)[b, h, i].cpu()].tolist()
         raise WrongValue(
             f"request {b}, head {h}, query {i} must see {int(count[b, h, i])} keys; "
-            + _told(extra, lost, blurred[b, h, i].any(), shown[b, h, i]),
+            + _told(extra, lost, shown[b, h, i]),
             ratio=None,
             row=(b, h, i),
         )
@@ -89,9 +85,7 @@ def _first_row(wrong: Tensor) -> tuple[int, int, int]:
     return b, h, i
 
 
-def _told(extra: list[int], lost: list[int], blurred: Tensor, shown: Tensor) -> str:
-    if bool(blurred):
-        return "the weights are not equal, though all scores are: no set of keys explains them"
+def _told(extra: list[int], lost: list[int], shown: Tensor) -> str:
     parts = [f"it also sees {spans(extra)}"] * bool(extra)
     parts += [f"it does not see {spans(lost)}"] * bool(lost)
     return ", ".join(parts) or f"its LSE counts {int(shown)}"
@@ -115,6 +109,7 @@ def spans(keys: list[int]) -> str:
     "Query i sees exactly the keys j <= i + (Tk - Tq) (bottom-right), or j <= i (top-left).",
     strata={
         "bottom_right": s.corner("bottom_right"),
+        "whole_tiles": s.whole_tiles,
         "top_left": s.corner("top_left"),
         "needles": s.needles,
     },

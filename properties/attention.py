@@ -27,6 +27,7 @@ from kernelassay.properties.judge import (
     compare,
     difference,
     judge,
+    judge_empty,
     judge_lse,
     judge_out,
     seen_by,
@@ -50,6 +51,7 @@ from kernelassay.properties.subject import Attended, Subject
         "more_queries": s.more_queries,
         "windows": s.windows,
         "positions": s.positions,
+        "long_sums": s.long_sums,
         "plain": s.plain,
     },
 )
@@ -68,6 +70,7 @@ def value(subject: Subject, case: AttendCase) -> None:
         "scores_far_below": s.scores_far_below,
         "spike_rows": s.spike_rows,
         "scores_rising": s.scores_rising,
+        "scores_leap": s.scores_leap,
         "first_tile_masked": s.first_tile_masked,
         "scores_falling": s.scores_falling,
         "one_hot_softmax": s.one_hot_softmax,
@@ -165,8 +168,11 @@ def _quotients(tensors: Logical, exponents: Tensor) -> tuple[Tensor, Tensor]:
         "all_rows_empty": s.nothing_visible,
     },
 )
-def empty_rows_law(subject: Subject, case: AttendCase) -> None:
-    judge(subject, case, subject.attend(case))
+def empty_rows(subject: Subject, case: AttendCase) -> None:
+    answer = subject.attend(case)
+    budget = budget_for(case, subject.dtype, subject.place, subject.numerics)
+    judge_empty(subject, answer, budget)
+    judge(subject, case, answer)
 
 
 @law(
@@ -257,7 +263,7 @@ def grouped_heads(subject: Subject, case: AttendCase) -> None:
 @law(
     "attention.batch_independence",
     "A request's output is the same alone as in a batch.",
-    strata={"several_requests": s.several_requests},
+    strata={"several_requests": s.several_requests, "ragged": s.ragged},
 )
 def batch_independence(subject: Subject, case: AttendCase) -> None:
     tensors = logical(case, subject.dtype, subject.place)

@@ -77,6 +77,15 @@ def normal(seed: int, *coordinates: Tensor) -> Tensor:
     return (total - 4 * 65535).double() * math.sqrt(12 / 8 / (2**32 - 1))
 
 
+def bits_per_column(out: str) -> int:
+    """How many keys one output element of format *out* tells apart.
+
+    The number n out is an integer below 2**bits; the rounding of the output and that of the
+    probabilities move it by 2**(bits - precision) each, together a quarter: it can be read.
+    """
+    return min(10, format_of(out).precision - 3)
+
+
 class Grid(NamedTuple):
     """The logical coordinates of a tensor and the geometry of its case."""
 
@@ -184,7 +193,7 @@ def element_count(recipe: str) -> int:
 
 @lru_cache(maxsize=96)
 def content(recipe: str, shape: tuple[int, int, int, int], case: AttendCase, dtype: str) -> Tensor:
-    """The logical tensor [B, H, T, D] of *recipe*, rounded to *dtype*, on the CPU; shared: read only."""
+    """The logical tensor [B, H, T, D] of *recipe*, rounded to *dtype*, on the CPU. Read only."""
     pattern, *spots = recipe.split(";")
     function, arguments = _arguments(recipe, pattern)
     B, H, T, D = shape

@@ -19,6 +19,7 @@ class Domain:
     declines: frozenset[str]
     head_sizes: tuple[int, ...]
     tiles: tuple[int, ...]
+    min_keys: int
     max_tokens: int
     cells: int
     steps: int | None
@@ -60,14 +61,34 @@ class Domain:
         return max(2, most)
 
 
-def domain_of(subject: Subject) -> Domain:
-    """The domain of *subject*: capabilities, and the work limit of its device."""
+def head_sizes_at(sizes: tuple[int, ...], level: str, seed: int) -> tuple[int, ...]:
+    """The head sizes that a level uses: 2 at smoke, 4 at pr, all of them beyond.
+
+    Each is a compilation of its own for most kernels. Half of them are no powers of two, where
+    there are such; other run seeds take others.
+    """
+    each = {"smoke": 1, "pr": 2}.get(level, len(sizes))
+    plain = [n for n in sizes if n & (n - 1) == 0]
+    padded = [n for n in sizes if n & (n - 1)]
+    if not padded or not plain:
+        each *= 2
+
+    def some(of: list[int]) -> list[int]:
+        step = -(-len(of) // each) if of else 1
+        return [of[(seed + i * step) % len(of)] for i in range(min(each, len(of)))]
+
+    return tuple(sorted({*some(plain), *some(padded)}))
+
+
+def domain_of(subject: Subject, level: str = "nightly", seed: int = 0) -> Domain:
+    """The domain of *subject*: capabilities, the work limit of its device, the level's sizes."""
     c = subject.capabilities
     return Domain(
         supports=c.supports,
         declines=c.declines,
-        head_sizes=c.head_sizes,
+        head_sizes=head_sizes_at(c.head_sizes, level, seed),
         tiles=c.tiles,
+        min_keys=c.min_keys,
         max_tokens=c.max_tokens,
         cells=_CELLS[subject.device],
         steps=c.work_limit.get(subject.device, _STEPS.get(subject.device)),
@@ -92,6 +113,8 @@ def lacking(case: AttendCase, domain: Domain) -> list[str]:
         f"causal.{case.causal}": case.causal != "none",
     }
     missing = [name for name, needed in needs.items() if needed and not domain.has(name)]
+    if 0 < case.Tk < domain.min_keys:
+        missing.append(f"Tk={case.Tk}")
     if case.D not in domain.head_sizes:
         missing.append(f"D={case.D}")
     return missing

@@ -90,7 +90,8 @@ def check(
     if status:
         return Outcome(record.ended(status, reason=reason), search)
     began = time.perf_counter()
-    runner = _Runner(prop, subject, domain_of(subject), options, search, on_case)
+    domain = domain_of(subject, options.level, options.seed or 0)
+    runner = _Runner(prop, subject, domain, options, search, on_case)
     main = None
     try:
         found = runner.run()
@@ -248,7 +249,7 @@ class _Runner:
         return [
             Found(
                 StillFails(
-                    f"{entry.where}: the witness must fail with {entry.kind}, but fails with {kind}. "
+                    f"{entry.where}: the witness must fail with {entry.kind}, not with {kind}. "
                     + (f"Delete these lines: {entry.reason}" if not found else "Look again.")
                 ),
                 entry.witness,

@@ -76,7 +76,7 @@ def _checked_region(text: str, where: str) -> ast.expr:
     for part in ast.walk(node):
         if not isinstance(part, allowed):
             raise ExpectationError(
-                f"{where}: when: got {text!r}, expected comparisons of fields and labels joined by "
+                f"{where}: when: got {text!r}, expected comparisons of fields and labels with "
                 f"and, or, not; {type(part).__name__} is neither"
             )
     return node
@@ -157,7 +157,7 @@ def _load(path: Path) -> list[Expectation]:
     entries = document.get("expect", [])
     if extra or not isinstance(entries, list):
         raise ExpectationError(
-            f"{path}: got {', '.join(sorted(extra)) or 'a single table'}, expected tables [[expect]]"
+            f"{path}: got {', '.join(sorted(extra)) or 'a single table'}, expected [[expect]]"
         )
     return [_entry(entry, f"{path}: entry {n}") for n, entry in enumerate(entries, 1)]
 

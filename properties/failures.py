@@ -121,7 +121,7 @@ class Raised(Failure):
 
 
 class NotCovered(Failure):
-    """The suite did not generate a case that the law must cover: a fault of the suite."""
+    """The suite did not generate a case that the law must cover: the suite's fault."""
 
     title = "NOT COVERED"
 
@@ -137,7 +137,7 @@ class TimedOut(BaseException):
 
 
 class DeviceLost(BaseException):
-    """The device is in a sticky error state. Not an Exception: every later case would be blamed."""
+    """The device is in a sticky error state. No Exception: every later case would be blamed."""
 
 
 @dataclass(frozen=True)

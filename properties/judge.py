@@ -58,11 +58,12 @@ def empty_rows(budget: Budget) -> Tensor:
     return torch.isneginf(budget.lse)
 
 
-def judge(
-    subject: Subject, case: AttendCase, answer: Attended, budget: Budget | None = None
-) -> None:
-    """Both outputs lie within their budgets, or a failure says where not."""
-    budget = budget or budget_for(case, subject.dtype, subject.place, subject.numerics)
+def judge(subject: Subject, case: AttendCase, answer: Attended) -> None:
+    """Both outputs lie within their budgets, or a failure says where not.
+
+    Rows that see no key are left to the law about them: one fault there is one failing law.
+    """
+    budget = budget_for(case, subject.dtype, subject.place, subject.numerics)
     judge_out(subject, answer.out, budget, generic=case.generic)
     if answer.lse is not None and subject.has("lse"):
         judge_lse(subject, answer.lse, budget)
@@ -73,7 +74,6 @@ def judge_out(subject: Subject, out: Tensor, budget: Budget, *, generic: bool) -
     rows = ~empty_rows(budget)[..., None].expand_as(out)
     got = out.double()
     compare(subject, "out", got, budget.out, budget.out_allowed, rows)
-    judged_empty(subject, got, budget)
     if generic and int(rows.sum()) >= Z_RMS_ELEMENTS:
         z = float(budget.z_rms(got))
         subject.z_rms = max(subject.z_rms, z)
@@ -92,43 +92,31 @@ def judge_lse(subject: Subject, lse: Tensor, budget: Budget) -> None:
     expected = budget.lse if base == "e" else budget.lse / math.log(2)
     allowed = lse_allowed_in_base(budget, base)
     compare(subject, "lse", lse.double(), expected, allowed, ~empty_rows(budget))
+
+
+def judge_empty(subject: Subject, answer: Attended, budget: Budget) -> None:
+    """Rows that see no key hold what the declared conventions say."""
     empty = empty_rows(budget)
-    wanted = subject.conventions.empty_lse
-    if wanted != "undefined":
-        wrong = empty & (lse.double() != float(wanted))
-        if bool(wrong.any()):
-            _raise_at(
-                WrongValue,
-                "lse",
-                lse.double(),
-                torch.full_like(expected, float(wanted)),
-                torch.zeros_like(expected),
-                wrong,
-                math.inf,
-                "of a row that sees no key",
-            )
-
-
-def judged_empty(subject: Subject, got: Tensor, budget: Budget) -> None:
-    """Rows that see no key hold what the declared convention says."""
+    out, lse = answer.out.double(), answer.lse
     policy = subject.conventions.empty_row
-    empty = empty_rows(budget)[..., None].expand_as(got)
-    if policy == "undefined" or not bool(empty.any()):
-        return
-    wanted = 0.0 if policy == "zeros" else math.nan
-    wrong = empty & (~got.isnan() if policy == "nan" else got != 0)
-    if bool(wrong.any()):
-        kind = NonFinite if bool(got[wrong].isnan().all()) else WrongValue
-        _raise_at(
-            kind,
-            "out",
-            got,
-            torch.full_like(got, wanted),
-            torch.zeros_like(got),
-            wrong,
-            math.inf,
-            "of a row that sees no key",
+    if policy != "undefined":
+        _exactly(
+            out, "out", empty[..., None].expand_as(out), 0.0 if policy == "zeros" else math.nan
         )
+    policy = subject.conventions.empty_lse
+    if policy != "undefined" and lse is not None and subject.has("lse"):
+        _exactly(lse.double(), "lse", empty, float(policy))
+
+
+def _exactly(got: Tensor, name: str, where: Tensor, wanted: float) -> None:
+    wrong = where & (~got.isnan() if math.isnan(wanted) else got != wanted)
+    if bool(wrong.any()):
+        kind = (
+            NonFinite if math.isfinite(wanted) and not got[wrong].isfinite().any() else WrongValue
+        )
+        expected, allowed = torch.full_like(got, wanted), torch.zeros_like(got)
+        what = "of a row that sees no key"
+        _raise_at(kind, name, got, expected, allowed, wrong, math.inf, what)
 
 
 def compare(

@@ -56,15 +56,15 @@ def injected(
 
 
 def far(low: bool, dtype: str) -> st.SearchStrategy[str]:
-    """Scores far from zero, on one side of it: -110, -6e4 or 99, 4500, 6e4."""
-    centres = [-110.0, -60000.0] if low else [99.0, 4500.0, 60000.0]
+    """Scores far from zero, on one side of it: -6e4, -110 or 99, 4500, 6e4."""
+    centres = [-60000.0, -110.0] if low else [99.0, 4500.0, 60000.0]
     return st.builds("around:{}:{}:{}".format, SEEDS, st.sampled_from(centres), st.just(1.5))
 
 
 def ramps(rising: bool) -> st.SearchStrategy[str]:
     """Scores that rise, or fall, from key to key: the maximum is in the last, or first, tile."""
     slope = 1 if rising else -1
-    return st.sampled_from([0.25, 1.0, 3.0]).map(lambda x: f"ramp:{-2.0 * slope}:{slope * x}")
+    return st.sampled_from([3.0, 1.0, 0.25]).map(lambda x: f"ramp:{-2.0 * slope}:{slope * x}")
 
 
 def spiked(domain: Domain, case: AttendCase) -> AttendCase:

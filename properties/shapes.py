@@ -64,9 +64,9 @@ def shapes(
     tq = min(tq, most_q)
     most = domain.most_keys(b, Hq, tq)
     if square or not domain.has("unequal_lengths"):
-        tk = tq = min(tq, most)
+        tk = tq = max(min(tq, most), domain.min_keys)
     else:
-        least = 1 if domain.has("more_queries") else min(tq, most)
+        least = domain.min_keys if domain.has("more_queries") else min(tq, most)
         tk = draw(past_tile(domain, most) if long else near_tiles(domain, most, least))
         tk = max(tk, least)
     D = draw(st.sampled_from(domain.head_sizes))

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from kernelassay.oracle.formats import format_of
 from kernelassay.properties.case import AttendCase
+from kernelassay.properties.content import bits_per_column
 from kernelassay.properties.domain import Domain, lacking
 from kernelassay.properties.memory import VIEWS
 from kernelassay.properties.schemes import (
@@ -99,8 +99,9 @@ def decode(draw: st.DrawFn, domain: Domain) -> AttendCase:
 def more_queries(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Fewer keys than queries; under bottom-right causality the first rows see nothing."""
     case = draw(shapes(domain, Tq=st.sampled_from([2, 3, 5, 17, 33])))
-    Tk = draw(st.integers(1, max(1, case.Tq - 1)))
-    case = replace(case, Tk=Tk, causal=draw(st.sampled_from(domain.corners[::-1])))
+    Tq = max(case.Tq, domain.min_keys + 1)
+    Tk = draw(st.integers(domain.min_keys, Tq - 1))
+    case = replace(case, Tq=Tq, Tk=Tk, causal=draw(st.sampled_from(domain.corners[::-1])))
     return draw(generic(domain, case))
 
 
@@ -111,6 +112,40 @@ def grouped(draw: st.DrawFn, domain: Domain) -> AttendCase:
     case = draw(shapes(domain, heads=[(4, 2), (6, 2), (6, 3)], B=st.sampled_from([1, 2])))
     case = draw(masked(domain, case))
     return draw(st.one_of(generic(domain, case), st.just(replace(case, v="onehot"))))
+
+
+@requires("causal.bottom_right", "unequal_lengths")
+@stratum
+def whole_tiles(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """The keys end with a tile, and causality cuts into it."""
+    case = draw(shapes(domain, B=1, heads=[(1, 1), (2, 2)], Tq=st.sampled_from([3, 2, 17])))
+    tile = draw(st.sampled_from(domain.tiles))
+    Tk = tile * draw(st.sampled_from([1, 2]))
+    if not domain.fits(1, case.Hq, case.Tq, Tk):
+        case, Tk = replace(case, Hq=1, Hkv=1), tile
+    Tq = min(case.Tq, Tk)
+    return draw(needle(domain, replace(case, Tq=Tq, Tk=Tk, causal="bottom_right")))
+
+
+@stratum
+def long_context(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """As many keys as thresholds between two algorithms lie at: 1025, or what a launch may cost."""
+    case = draw(shapes(domain, B=1, heads=[(1, 1)], Tq=st.sampled_from([1, 2]), long=True))
+    Tk = min(draw(st.sampled_from([1025, 513, 1024])), domain.most_keys(1, 1, case.Tq))
+    if domain.has("unequal_lengths"):
+        case = replace(case, Tk=max(case.Tk, Tk), D=max(domain.head_sizes))
+    mask = f"keep:{draw(SEEDS)}:50:k" if domain.has("mask") else None
+    return draw(generic(domain, replace(case, mask=mask)))
+
+
+@stratum
+def long_sums(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """Equal weights over many tiles, values that add up: to 68,000, past the largest of fp16."""
+    case = draw(shapes(domain, B=1, heads=[(1, 1)], Tq=st.sampled_from([1, 2]), long=True))
+    Tk = min(draw(st.sampled_from([1700, 600])), domain.most_keys(1, 1, case.Tq))
+    if domain.has("unequal_lengths"):
+        case = replace(case, Tk=max(case.Tk, Tk))
+    return replace(case, k=f"random:{draw(SEEDS)}", v=f"around:{draw(SEEDS)}:40.0:1.0")
 
 
 @requires("lengths")
@@ -125,7 +160,30 @@ def ragged(draw: st.DrawFn, domain: Domain) -> AttendCase:
     if len(set(lengths)) == 1:
         lengths[0] = max(0, lengths[0] - 1)
     case = replace(case, lengths=tuple(lengths), causal=draw(st.sampled_from(domain.corners)))
+    return draw(generic(domain, replace(case, at=draw(st.integers(0, 2)))))
+
+
+@requires("lengths", "causal.bottom_right", "unequal_lengths")
+@stratum
+def ragged_corner(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """Each request has a causal corner of its own, at its own length."""
+    case = draw(shapes(domain, B=2, heads=[(1, 1), (2, 1)], Tq=st.sampled_from([2, 1, 3])))
+    Tk = max(case.Tk, domain.min_keys, case.Tq + 1)
+    lengths = (draw(st.integers(case.Tq, Tk - 1)), Tk)
+    if draw(st.booleans()):
+        lengths = lengths[::-1]
+    case = replace(case, B=2, Tk=Tk, lengths=lengths, causal="bottom_right")
     return draw(generic(domain, case))
+
+
+@requires("mask")
+@stratum
+def full_mask(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """A mask that differs between requests, heads, queries and keys, over several key tiles."""
+    few = st.sampled_from([2, 3, 5])
+    case = draw(shapes(domain, B=2, heads=[(2, 2), (2, 1)], Tq=few, long=True))
+    mask = f"keep:{draw(SEEDS)}:50:bhqk"
+    return draw(generic(domain, replace(case, mask=mask)))
 
 
 @requires("mask")
@@ -155,8 +213,13 @@ def scores_far_above(draw: st.DrawFn, domain: Domain) -> AttendCase:
 
 @stratum
 def scores_far_below(draw: st.DrawFn, domain: Domain) -> AttendCase:
-    """Scores near -110 or -6e4: exp of any of them vanishes, finite fills are not below them."""
-    case = draw(masked(domain, draw(shapes(domain)), always=True))
+    """Scores near -6e4 or -110: exp of any of them vanishes, finite fills are not below them."""
+    case = draw(shapes(domain, long=True))
+    hidden = draw(st.integers(1, max(1, case.Tk - 1)))
+    if domain.has("mask"):
+        case = replace(case, mask=f"suffix:{min(hidden, case.Tk - 1)}")
+    elif domain.has("lengths"):
+        case = replace(case, lengths=(hidden,) * case.B)
     return draw(injected(domain, case, far(True, domain.dtype)))
 
 
@@ -164,6 +227,13 @@ def scores_far_below(draw: st.DrawFn, domain: Domain) -> AttendCase:
 def scores_rising(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """The maximum moves in every tile."""
     return draw(injected(domain, draw(shapes(domain, long=True)), ramps(True)))
+
+
+@stratum
+def scores_leap(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """The last key scores 200 above all others: it alone counts, and comes in the last tile."""
+    case = draw(shapes(domain, long=True))
+    return draw(injected(domain, case, st.just(f"peak:{case.Tk - 1}:0.0:200.0")))
 
 
 @stratum
@@ -241,6 +311,37 @@ def windows(draw: st.DrawFn, domain: Domain) -> AttendCase:
     causal = draw(st.sampled_from(domain.corners))
     case = replace(case, window=(left, right), sinks=sinks, causal=causal)
     return draw(generic(domain, case))
+
+
+@either("causal.bottom_right", "causal.top_left")
+@requires("window", "unequal_lengths")
+@stratum
+def causal_windows(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """A window on the left of a causal corner, shorter than the cached keys."""
+    case = draw(shapes(domain, Tq=st.sampled_from([2, 3, 5]), long=True))
+    left = draw(st.sampled_from([1, 2, 7]))
+    causal = draw(st.sampled_from(domain.corners[1:]))
+    return draw(generic(domain, replace(case, window=(left, None), causal=causal)))
+
+
+@requires("window", "sink_tokens", "unequal_lengths")
+@stratum
+def sink_tokens(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """The first keys stay visible far outside a window."""
+    case = draw(shapes(domain, Tq=st.sampled_from([1, 2, 5]), long=True))
+    window = (draw(st.sampled_from([1, 0, 7])), draw(st.sampled_from([None, 0])))
+    return draw(generic(domain, replace(case, window=window, sinks=draw(st.sampled_from([1, 4])))))
+
+
+@requires("window", "more_queries")
+@stratum
+def wide_windows(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """A window wider than all there is, over fewer keys than queries: it hides what is after it."""
+    case = draw(shapes(domain, Tq=st.sampled_from([5, 17, 33])))
+    Tk = max(domain.min_keys, draw(st.sampled_from([2, 3])))
+    case = replace(case, Tq=max(case.Tq, Tk + 2), Tk=Tk)
+    wide = draw(st.sampled_from([100, 1000, case.Tq]))
+    return draw(generic(domain, replace(case, window=(draw(st.sampled_from([None, wide])), wide))))
 
 
 @requires("causal.positions")
@@ -355,7 +456,7 @@ def reading(inner: Stratum) -> Stratum:
 
     def build(domain: Domain) -> Strategy | None:
         strategy = inner(domain)
-        width = min(10, format_of(domain.out).precision - 2)
+        width = bits_per_column(domain.out)
         if strategy is None:
             return None
         return strategy.map(

@@ -163,6 +163,20 @@ def test_empty_shapes_and_rows(shape: tuple[int, ...], numerics: Numerics) -> No
         assert got.z_rms(got.out) == 0
 
 
+@pytest.mark.parametrize("name", NUMERICS)
+def test_a_scale_of_zero_or_below(name: str) -> None:
+    """Scale 0 makes all weights equal; a negative scale is allowed what its absolute value is."""
+    dtype, numerics = NUMERICS[name]
+    q, k, v, visible = normal(40, dtype, 1)
+    none = attention_budget(q, k, v, 0.0, visible, numerics, generic=True)
+    assert none.out_allowed.isfinite().all()
+    assert none.lse_allowed.isfinite().all()
+    plus = attention_budget(q, -k, v, 0.125, visible, numerics, generic=True)
+    minus = attention_budget(q, k, v, -0.125, visible, numerics, generic=True)
+    assert torch.equal(plus.out_allowed, minus.out_allowed)
+    assert torch.equal(plus.lse_allowed, minus.lse_allowed)
+
+
 def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Computing a few rows at a time gives the same values and allowances."""
     q, k, v, visible = made_hard(normal(70, "bf16", 4), "causal")

@@ -1,0 +1,12 @@
+"""Kernels with one fault each, imitating public reports, and kernels that only look faulty.
+
+Every mutant must be killed by the law that it names, and every control must pass all of them: the
+first shows that the suite sees faults, the second that it raises no false alarm.
+"""
+
+from kernelassay.impls.mutants import alignment, attention, controls, triton
+
+__all__ = ["CONTROLS", "MUTANTS"]
+
+MUTANTS = (*attention.MUTANTS, *alignment.MUTANTS, *triton.MUTANTS)
+CONTROLS = controls.CONTROLS

@@ -1,0 +1,257 @@
+"""A failed case as a script of its own: the call, the float64 answer, got beside expected.
+
+The script needs torch, the kernel and the classes of the contract that a kernel is called with;
+the suite's content module only where content is hashed. A law that compares several calls, or
+watches memory, is run as it stands.
+"""
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import PurePath
+from typing import Any
+
+from kernelassay.oracle.formats import format_of
+from kernelassay.properties.case import AttendCase, case_from, literal
+from kernelassay.properties.property import select
+
+PLAIN = frozenset(
+    {
+        "attention.value",
+        "attention.extreme_scores",
+        "attention.lse",
+        "attention.exact_counting",
+        "attention.exact_dyadic",
+        "attention.empty_rows",
+        "alignment.causal_corner",
+        "alignment.visible_set",
+    }
+)
+"""Laws that judge the outputs of one plain call."""
+COMPARED = ("WrongValue", "Imprecise", "NonFinite")
+CALLED = ("Raised", "Refused", "WrongShape", "WrongDtype", "InputMutated")
+"""Kinds that a plain call shows."""
+
+
+def repro_script(record: dict[str, Any], spec: str) -> str:
+    """The script for a record with a case; *spec* names the kernel as on the command line."""
+    case, kind = case_from(record["case"]), str(record["kind"])
+    plain = (record["law"] in PLAIN and kind in COMPARED) or (
+        kind in CALLED and record["law"] != "attention.validates"
+    )
+    body = _plain(record, case, kind) if plain else _law(record, case)
+    return "\n".join([*_head(record, case, spec, plain), *body]) + "\n"
+
+
+def _head(record: dict[str, Any], case: AttendCase, spec: str, plain: bool) -> Iterator[str]:
+    (prop,) = select(record["law"])
+    yield f'"""{record["kernel"]} fails {record["law"]} with {record["kind"]}: a script of its own.'
+    yield ""
+    yield f"Law: {prop.sentence}"
+    yield f"Case {record['case_id']}: {literal(case)}"
+    yield '"""  # noqa: E501 - generated'
+    yield ""
+    if record["device"] == "interpreter":
+        yield "import os"
+        yield ""
+        yield 'os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported'
+        yield ""
+    if plain:
+        yield "import torch"
+        yield "from kernelassay.impls.contract import AttendCall, Visibility"
+    if not plain or _hashed(case):
+        yield "from kernelassay.properties.case import AttendCase"
+    if plain and _hashed(case):
+        yield "from kernelassay.properties.content import content, mask_content, position_content"
+    yield from _kernel(spec, str(record["kernel"]))
+    yield ""
+
+
+def _kernel(spec: str, name: str) -> Iterator[str]:
+    target, colon, attribute = spec.rpartition(":")
+    if not colon:
+        values = {e.name: e.value for e in entry_points(group="kernelassay.kernels")}
+        target, _, attribute = values.get(spec, f"{spec}:adapter").partition(":")
+    if target.endswith(".py") or "/" in target:
+        path = PurePath(target)
+        yield "import sys"
+        yield ""
+        yield f"sys.path.insert(0, {str(path.parent)!r})"
+        target = path.stem
+    first, *rest = attribute.split(".")
+    yield f"from {target} import {first} as kernel"
+    if rest:
+        yield f"kernel = kernel.{'.'.join(rest)}"
+    yield "if isinstance(kernel, (list, tuple)):"
+    yield f"    kernel = next(k for k in kernel if k.name == {name!r})"
+
+
+def _hashed(case: AttendCase) -> bool:
+    """Whether the suite's content module is needed."""
+    literal_mask = case.mask is None or case.mask.split(":")[0] in ("prefix", "suffix", "nothing")
+    return not (
+        literal_mask
+        and case.positions is None
+        and all(_literal(recipe) is not None for recipe in (case.q, case.k, case.v))
+    )
+
+
+def _literal(recipe: str) -> tuple[str, list[str]] | None:
+    """A recipe as torch operations on a tensor x: (its fill, further assignments)."""
+    pattern, *spots = recipe.split(";")
+    name, *arguments = pattern.split(":")
+    after = ["x[{}] = {}".format(*spot.split("=")) for spot in spots]
+    if name == "zeros":
+        return "0.0", after
+    if name == "level":
+        return arguments[0], after
+    if name == "first":
+        return "0.0", [f"x[..., 0] = {arguments[0]}", *after]
+    return None
+
+
+def _law(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
+    yield "from kernelassay.properties.property import select"
+    yield "from kernelassay.properties.subject import Subject"
+    yield ""
+    yield f"(law,) = select({record['law']!r})"
+    yield f"case = {literal(case)}"
+    yield f"law.body(Subject(kernel, {record['dtype']!r}, {record['device']!r}), case)"
+    yield 'print("the law holds on this case")'
+
+
+def _plain(record: dict[str, Any], case: AttendCase, kind: str) -> Iterator[str]:
+    yield from _tensors(record, case)
+    yield from _visibility(case)
+    yield f"call = AttendCall(q=q, k=k, v=v, scale={case.scale!r}, visibility=visibility)"
+    if kind == "InputMutated":
+        yield "before = [x.clone() for x in (q, k, v)]"
+    yield "answer = kernel.attend(call)"
+    if kind in CALLED:
+        yield 'print("answered", type(answer).__name__)'
+        yield "out = answer[0] if isinstance(answer, tuple) else getattr(answer, 'out', answer)"
+        yield 'print("got", tuple(out.shape), out.dtype, "  expected", (B, Hq, Tq, D), dtype)'
+    if kind == "InputMutated":
+        yield 'for name, x, was in zip("qkv", (q, k, v), before):'
+        yield '    print(name, "unchanged" if torch.equal(x, was) else "CHANGED")'
+    if kind in COMPARED:
+        yield from _compared(record, case)
+
+
+def _tensors(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
+    place = "cuda" if record["device"] == "cuda" else "cpu"
+    yield f'dtype, device = {format_of(record["dtype"]).dtype}, "{place}"'
+    yield f"B, Hq, Hkv, Tq, Tk, D = {case.B}, {case.Hq}, {case.Hkv}, {case.Tq}, {case.Tk}, {case.D}"
+    if _hashed(case):
+        yield f"case = {literal(case)}"
+    for name, heads, length in (("q", "Hq", "Tq"), ("k", "Hkv", "Tk"), ("v", "Hkv", "Tk")):
+        made = _literal(getattr(case, name))
+        if made is None:
+            shape = f"(B, {heads}, {length}, D)"
+            yield f"{name} = content(case.{name}, {shape}, case, {record['dtype']!r})"
+        else:
+            yield f"{name} = torch.full((B, {heads}, {length}, D), {made[0]})"
+            yield from (line.replace("x[", f"{name}[", 1) for line in made[1])
+    yield "q, k, v = (x.to(device, dtype, copy=True) for x in (q, k, v))"
+    yield 'if kernel.capabilities.layouts[0] == "BTHD":'
+    yield "    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))"
+    laid = {
+        "offset": "torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)",
+        "padded": "torch.nn.functional.pad(x, (0, 8))[..., :D]",
+        "interleaved": "torch.nn.functional.pad(x, (0, D))[..., :D]",
+        "inner": "x.mT.contiguous().mT",
+        "expanded": "x[:1].expand_as(x)",
+    }
+    if case.view in laid:
+        yield f"q, k, v = ({laid[case.view]} for x in (q, k, v))  # {case.view}"
+
+
+def _visibility(case: AttendCase) -> Iterator[str]:
+    given = [f"causal={case.causal!r}"] * (case.causal != "none")
+    if case.window != (None, None):
+        given.append(f"window={case.window!r}")
+    if case.sinks:
+        given.append(f"sinks={case.sinks}")
+    if case.lengths is not None:
+        yield f"lengths = torch.tensor({list(case.lengths)}, device=device)"
+        given.append("lengths=lengths")
+    if case.positions is not None:
+        yield "q_positions, k_positions = (x.to(device) for x in position_content(case.positions, case))"
+        given += ["q_positions=q_positions", "k_positions=k_positions"]
+    if case.mask is not None:
+        name, _, argument = case.mask.partition(":")
+        keys = "torch.arange(Tk, device=device).view(1, 1, 1, Tk)"
+        made = {
+            "prefix": f"{keys} < {argument}",
+            "suffix": f"{keys} >= {argument}",
+            "nothing": f"{keys} < 0",
+        }
+        yield f"mask = {made.get(name, 'mask_content(case.mask, case).to(device)')}  # True keeps"
+        yield 'keeps = kernel.capabilities.conventions.mask_polarity == "keep"'
+        given.append("mask=mask if keeps else ~mask")
+    yield f"visibility = Visibility({', '.join(given)})"
+
+
+def _compared(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
+    tensor, index, allowed = _place(record)
+    yield ""
+    yield "i = torch.arange(Tq, device=device)[:, None]"
+    yield "j = torch.arange(Tk, device=device)"
+    yield "seen = torch.ones(B, Hq, Tq, Tk, dtype=torch.bool, device=device)"
+    yield from _seen(case)
+    yield "scale = D**-0.5" if case.scale is None else f"scale = {case.scale!r}"
+    yield "k64, v64 = (x.double().repeat_interleave(Hq // Hkv, 1) for x in (k, v))"
+    yield "z = (scale * q.double() @ k64.mT).masked_fill(~seen, -torch.inf)"
+    if tensor == "lse":
+        yield "got = answer[1] if isinstance(answer, tuple) else answer.lse"
+        yield "expected = torch.logsumexp(z, -1)"
+        yield 'if kernel.capabilities.conventions.lse_base == "2":'
+        yield "    expected = expected / torch.log(torch.tensor(2.0)).double()"
+    else:
+        yield 'got = answer[0] if isinstance(answer, tuple) else getattr(answer, "out", answer)'
+        yield "p = torch.where(seen, torch.softmax(z, -1), 0.0)  # rows that see no key: 0"
+        yield "expected = p @ v64"
+    if index is None:
+        yield "at = int((got.double() - expected).abs().nan_to_num(torch.inf).argmax())"
+        yield "index = tuple(int(n) for n in torch.unravel_index(torch.tensor(at), got.shape))"
+    else:
+        yield f"index = {index}"
+    yield f'print("{tensor}", list(index))'
+    yield 'print("got     ", float(got[index]))'
+    yield 'print("expected", float(expected[index]))'
+    if allowed is not None:
+        yield f'print("allowed ", {allowed})'
+
+
+def _seen(case: AttendCase) -> Iterator[str]:
+    """Lines that narrow `seen` to what each query may see."""
+    length, at, key = "Tk", "i", "j"
+    if case.lengths is not None:
+        yield "L = lengths.view(-1, 1, 1, 1)"
+        yield "seen &= j < L"
+        length = "L"
+    if case.positions is not None:
+        at, key = "q_positions[:, None, :, None]", "k_positions[:, None, None, :]"
+    elif case.causal != "top_left":
+        at = f"(i + {length} - Tq)"
+    if case.causal != "none":
+        yield f"seen &= {key} <= {at}"
+    left, right = case.window
+    if left is not None:
+        sink = f" | (j < {case.sinks})" if case.sinks else ""
+        yield f"seen &= ({key} >= {at} - {left}){sink}"
+    if right is not None:
+        yield f"seen &= {key} <= {at} + {right}"
+    if case.mask is not None:
+        yield "seen &= mask"
+
+
+def _place(record: dict[str, Any]) -> tuple[str, tuple[int, ...] | None, str | None]:
+    """Tensor, index and allowance of the element that the report shows."""
+    report = record.get("report") or ""
+    found = re.search(r"^Where: (\w+)\[([^\]]*)\]", report, re.MULTILINE)
+    if not found:
+        return ("lse" if record["law"] == "attention.lse" else "out"), None, None
+    index = tuple(int(axis.split("=")[1]) for axis in found[2].split(","))
+    allowed = re.search(r"allowed (\S+)$", report, re.MULTILINE)
+    return found[1], index, allowed[1] if allowed else None

@@ -1,0 +1,166 @@
+"""Recognising a fault: which fault model gives what a kernel was observed to answer.
+
+A model explains a call when it lies within the call's allowance of the observed output, and LSE,
+everywhere, and takes away most of an error. Small cases fit many models, so each one that fits is
+held against further calls, failing and passing, and the one that fits most of them is reported.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernelassay.oracle.budget import lse_allowed_in_base
+from kernelassay.oracle.formats import format_of
+from kernelassay.properties.case import AttendCase
+from kernelassay.properties.fault_setting import Answer, Fault, Setting
+from kernelassay.properties.faults_arithmetic import FAULTS as ARITHMETIC
+from kernelassay.properties.faults_visibility import FAULTS as VISIBILITY
+from kernelassay.properties.inputs import logical
+from kernelassay.properties.judge import budget_of, empty_rows
+from kernelassay.properties.subject import Subject
+
+FAULTS: tuple[Fault, ...] = (*VISIBILITY, *ARITHMETIC)
+"""Of models that explain the same calls equally well, the earlier one is reported."""
+EXPLAINED = 0.25
+"""A model must leave no more than this part of the worst error unexplained."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One observed tensor beside the truth, in float64, and how near a model must come."""
+
+    got: Tensor
+    truth: Tensor
+    near: Tensor
+    judged: Tensor
+    wrong: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """What a kernel answered to one call."""
+
+    case: AttendCase
+    setting: Setting
+    out: Part
+    lse: Part | None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether any element of it is wrong."""
+        return any(bool(p.wrong.any()) for p in (self.out, self.lse) if p is not None)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A fault model that explains the counterexample: a guess."""
+
+    name: str
+    sentence: str
+    detail: str
+    error: float
+    allowed: float
+    fits: int
+    tried: int
+
+
+def observe(subject: Subject, case: AttendCase) -> Observed:
+    """Run the kernel on *case* and put its answer beside the oracle's."""
+    tensors = logical(case, subject.dtype, subject.place)
+    answer = subject.attend(case)
+    numerics = subject.numerics
+    budget = budget_of(tensors, numerics, generic=False)
+    empty, conventions = empty_rows(budget), subject.conventions
+    cast = format_of(numerics.p).unit
+    values = tensors.v.double().abs().amax() if tensors.v.numel() else 0.0
+    allowed = budget.out_allowed
+    unit = format_of(numerics.out).unit
+    near = allowed.amax(-1, keepdim=True) + unit * answer.out.double().nan_to_num().abs()
+    near = near + cast * values
+    judged = (~empty | (conventions.empty_row != "undefined"))[..., None].expand_as(allowed)
+    truth = budget.out
+    if conventions.empty_row == "nan":
+        truth = torch.where(empty[..., None], math.nan, truth)
+    out = _part(answer.out.double(), truth, allowed, near, judged)
+    lse = None
+    if answer.lse is not None and subject.has("lse"):
+        natural = answer.lse.double() * (1.0 if conventions.lse_base == "e" else math.log(2))
+        allowed = lse_allowed_in_base(budget, "2")
+        truth = budget.lse if conventions.empty_lse == "-inf" else -budget.lse.abs()
+        lse = _part(natural, truth, allowed, 2 * allowed + 8 * cast, ~empty)
+    setting = Setting(
+        tensors, subject.capabilities.tiles, case.view, subject.capabilities.layouts[0]
+    )
+    return Observed(case, setting, out, lse)
+
+
+def _part(got: Tensor, truth: Tensor, allowed: Tensor, near: Tensor, judged: Tensor) -> Part:
+    wrong = judged & ~(((got - truth).abs() <= allowed) | (got.isnan() & truth.isnan()))
+    return Part(got, truth, near, judged, wrong & (got != truth))
+
+
+Fit = tuple[float, float]
+"""|observed - model| where it is largest beside what is allowed there: (error, allowed)."""
+
+
+def distance(answer: Answer, seen: Observed) -> Fit | None:
+    """How far the model is off where it is off most; None if it does not explain the call."""
+    worst = (-1.0, 1.0)
+    nothing = None if answer.lse is None else torch.isneginf(answer.lse)
+    pairs = [(answer.out, seen.out, None if nothing is None else nothing[..., None])]
+    if answer.lse is not None and seen.lse is not None:
+        pairs.append((answer.lse, seen.lse, nothing))
+    explained = not seen.wrong
+    for model, part, free in pairs:
+        error = (part.got - model).abs()
+        # What a kernel gives for a row in which it sees nothing is 0 or not finite.
+        same = ~part.got.isfinite() & ~model.isfinite()
+        if free is not None:
+            same |= free & (~part.got.isfinite() | (part.got == 0) | (part.got < -1e4))
+        error = torch.where(same | ~part.judged, 0.0, error)
+        if not bool((error <= part.near).all()):
+            return None
+        if error.numel():
+            at = int((error / part.near).argmax())
+            here = (float(error.flatten()[at]), float(part.near.expand_as(error).flatten()[at]))
+            worst = max(worst, here, key=lambda fit: fit[0] / fit[1])
+        explained = explained or _explains(error, part)
+    return worst if explained else None
+
+
+def _explains(error: Tensor, part: Part) -> bool:
+    """Whether the model takes away most of the worst error."""
+    if not bool(part.wrong.any()):
+        return False
+    before = torch.where(part.wrong, (part.got - part.truth).abs(), 0.0)
+    before = torch.where(part.wrong & ~before.isfinite(), math.inf, before)
+    at = int((before / part.near).argmax())
+    return float(error.flatten()[at]) <= EXPLAINED * float(before.flatten()[at])
+
+
+def recognise(seen: Sequence[Observed]) -> list[Reading]:
+    """At most two readings of the first of the calls: those that fit most of all of them."""
+    first, *others = seen
+    if not first.wrong:
+        return []
+    fitting: dict[tuple[str, str], tuple[Fault, Fit, int]] = {}
+    for fault in FAULTS:
+        for detail, answer in fault.variants(first.setting):
+            if (fit := distance(answer, first)) is not None:
+                fitting[fault.name, detail] = (fault, fit, 1)
+    for other in others:
+        for fault in {f.name: f for f, _, _ in fitting.values()}.values():
+            for detail, answer in fault.variants(other.setting):
+                known = fitting.get((fault.name, detail))
+                if known and distance(answer, other) is not None:
+                    fitting[fault.name, detail] = (fault, known[1], known[2] + 1)
+    best = max((fits for _, _, fits in fitting.values()), default=0)
+    chosen: dict[str, Reading] = {}
+    for (name, detail), (fault, fit, fits) in fitting.items():
+        if fits == best and 2 * fits > len(seen):
+            reading = Reading(name, fault.sentence, detail, *fit, fits, len(seen))
+            chosen.setdefault(name, reading)
+    return list(chosen.values())[:2]
