@@ -95,6 +95,7 @@ def features_used(call: AttendCall) -> frozenset[str]:
         "mask": see.mask is not None,
         "gqa": Hq != Hkv,
         "scale": call.scale not in (None, 1.0 / math.sqrt(D)),
+        "scale.nonpositive": call.scale is not None and call.scale <= 0,
     }
     return frozenset(name for name, needed in used.items() if needed)
 

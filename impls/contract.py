@@ -50,6 +50,7 @@ FEATURES: Mapping[str, str] = {
     "mask": "a boolean mask, broadcastable to [B, Hq, Tq, Tk]",
     "gqa": "fewer KV heads than query heads",
     "scale": "a scale other than 1/sqrt(D)",
+    "scale.nonpositive": "a scale of zero or below",
     "strides": "views of any strides: transposed, expanded, interleaved, padded",
 }
 """What a kernel may support or decline, with what each name means."""

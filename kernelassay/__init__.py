@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kernelassay.checking import KernelFailed, check
     from kernelassay.impls.contract import (
         AttendCall,
         AttendResult,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     )
     from kernelassay.properties.records import Record
     from kernelassay.properties.subject import Subject
-    from kernelassay.running import KernelFailed, check
 
     __version__: str
 
@@ -87,12 +87,12 @@ _ELSEWHERE = {
         "AttendCall", "AttendResult", "Capabilities", "ContractError", "Conventions", "Numerics",
         "Unsupported", "Visibility",
     ),
+    "checking": ("KernelFailed", "check"),
     "loading": ("LoadError", "load_kernel"),
     "parametrize": ("parametrize_with_properties",),
     "properties.case": ("AttendCase",),
     "properties.records": ("Record",),
     "properties.subject": ("Subject",),
-    "running": ("KernelFailed", "check"),
 }  # fmt: skip
 _HOME = {name: module for module, names in _ELSEWHERE.items() for name in names}
 

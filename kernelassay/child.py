@@ -62,7 +62,10 @@ class Child:
         threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
 
     def _listen(self, answers: IO[str]) -> None:
-        with contextlib.suppress(ValueError):  # a line cut short by the end of the process
+        with (
+            answers,
+            contextlib.suppress(ValueError),
+        ):  # a line cut short by its end
             for line in answers:
                 self.inbox.put((self, json.loads(line)))
         self.inbox.put((self, None))
@@ -89,12 +92,15 @@ class Child:
 
     def kill(self) -> None:
         """End the process and what it started, now."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self.retire()
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def ending(self) -> str:
         """How the process ended, in words."""
+        self.retire()
         code = self.process.wait()
         if code < 0:
             return f"the process was ended by signal {-code} ({signal.Signals(-code).name})"

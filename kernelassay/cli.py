@@ -2,12 +2,12 @@
 
 import argparse
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
 from kernelassay import __version__
+from kernelassay.messages import paragraph
 
 if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -155,11 +155,6 @@ def _seconds(text: str) -> float:
     if not 0 < float(text) < float("inf"):
         raise argparse.ArgumentTypeError(f"got {text}, expected a positive number of seconds")
     return float(text)
-
-
-def paragraph(text: str) -> str:
-    """A message as one paragraph, wrapped; paths and literals stay whole."""
-    return textwrap.fill(text, 99, break_long_words=False, break_on_hyphens=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

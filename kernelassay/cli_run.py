@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from kernelassay import store
-from kernelassay.cli import INTERRUPTED, SUITE_FAILED, UNUSABLE, Unusable, paragraph
+from kernelassay.cli import INTERRUPTED, SUITE_FAILED, UNUSABLE, Unusable
+from kernelassay.messages import paragraph
 from kernelassay.parent import Request, Run, WorkersFailed
 from kernelassay.plan import cuda_available, plan, unmatched
 from kernelassay.progress import Progress
 from kernelassay.properties.property import REGISTRY, select
 from kernelassay.properties.records import Record, run_document
-from kernelassay.running import UNUSABLE as UNUSABLE_INPUT
-from kernelassay.running import Settings, report_of
+from kernelassay.running import report_of
+from kernelassay.settings import UNUSABLE as UNUSABLE_INPUT
+from kernelassay.settings import Settings
 from kernelassay.summary import (
     LEGEND,
     device_lines,
@@ -114,7 +116,7 @@ def written(run: Run, records: Sequence[Record], *, strict: bool) -> str:
         notes.append("--strict-features: what is UNDECLARED must be supported or declined")
     if run.interrupted:
         notes.append(f"interrupted; finished records are in {run.records_file}")
-    return "\n\n".join([*parts, "\n".join([*notes, summary_line(tried)])])
+    return "\n\n".join([*parts, "\n".join([*notes, summary_line(records)])])
 
 
 def document(run: Run, records: Sequence[Record], seconds: float) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The suite as shipped: `pytest --pyargs kernelassay.conformance --assay-kernel module:attribute`."""
+"""The suite as shipped.
+
+pytest --pyargs kernelassay.conformance --assay-kernel module:attribute
+"""
 
 from typing import Any
 

@@ -5,7 +5,6 @@ import os
 from typing import Any
 
 from kernelassay import store
-from kernelassay.parent import record_from
 from kernelassay.plan import Item
 from kernelassay.properties.case import AttendCase, case_from, to_json
 from kernelassay.properties.records import Record
@@ -55,7 +54,7 @@ def landed(node: str) -> Record | None:
 
 def _record(facts: dict[str, Any]) -> Record:
     if "record" in facts:
-        return record_from(facts["record"])
+        return store.record_from(facts["record"])
     item = Item(**facts["item"])
     family = item.law.split(".")[0]
     record = Record(item.law, family, item.kernel, item.dtype, item.device, facts["level"])

@@ -104,7 +104,7 @@ def _no_attribute(found: Any, target: str, part: str) -> str:
 
 
 def _module(spec: str, target: str) -> ModuleType:
-    is_file = target.endswith(".py") or os.sep in target
+    is_file = target.endswith(".py") or target.startswith(".") or os.sep in target
     if is_file and not Path(target).is_file():
         what = "a folder" if Path(target).is_dir() else "not there"
         raise LoadError(

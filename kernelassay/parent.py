@@ -19,7 +19,8 @@ from kernelassay.child import INTERPRETER, NATIVE, Child, mode_of
 from kernelassay.plan import Item
 from kernelassay.properties.case import case_from
 from kernelassay.properties.records import Record
-from kernelassay.running import Settings, device_is_lost, lost, plain_report
+from kernelassay.running import leaves_ruins, lost, plain_report
+from kernelassay.settings import Settings
 
 DIAGNOSIS_LIMIT = 90.0
 """Seconds beyond a case's limit that looking into a counterexample may take."""
@@ -58,7 +59,7 @@ class Run:
     _children: list[Child] = field(default_factory=list)
     _pending: dict[str, deque[Item]] = field(default_factory=dict)
     _inbox: "queue.Queue[tuple[Child, dict[str, Any] | None]]" = field(default_factory=queue.Queue)
-    _started: int = 0
+    _ever: list[Child] = field(default_factory=list)
 
     def records(self) -> list[Record]:
         """All records, in the order of the plan; what did not get its turn is `not_run`."""
@@ -81,7 +82,7 @@ class Run:
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
-            for child in self._children:
+            for child in self._ever:
                 child.kill()
         return self.records()
 
@@ -97,10 +98,10 @@ class Run:
     def _start(self, mode: str) -> Child:
         folder = store.folder() / "logs"
         folder.mkdir(exist_ok=True)
-        self._started += 1
-        log = folder / f"{self.records_file.stem}-worker-{self._started}.txt"
+        log = folder / f"{self.records_file.stem}-worker-{len(self._ever) + 1}.txt"
         child = Child(mode, log, self._inbox)
         self._children.append(child)
+        self._ever.append(child)
         request = self.request
         child.ask(
             "load",
@@ -180,11 +181,11 @@ class Run:
         child.case, child.cases = case_from(answer["case"]), child.cases + 1
 
     def _on_found(self, child: Child, answer: dict[str, Any]) -> None:
-        child.found = record_from(answer["record"])
+        child.found = store.record_from(answer["record"])
 
     def _on_record(self, child: Child, answer: dict[str, Any]) -> None:
-        record = record_from(answer["record"])
-        if device_is_lost(record):
+        record = store.record_from(answer["record"])
+        if leaves_ruins(record):
             self._children.remove(child)
         self._finish(child, record)
 
@@ -258,9 +259,3 @@ def workers_for(items: list[Item]) -> int:
     if any(i.device == "cuda" for i in items):
         return 1
     return max(1, min(cores or 1, 8, len(items) // 4))
-
-
-def record_from(value: dict[str, Any]) -> Record:
-    """What `Record.to_json` made."""
-    ratios = {n: float(value[n]) for n in ("ratio", "worst") if value.get(n) is not None}
-    return Record(**{**value, **ratios})

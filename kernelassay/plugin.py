@@ -27,14 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="kernel for kernelassay.conformance: module:attribute, path/file.py:attribute or a "
         "published name; repeatable")  # fmt: skip
     add("--assay-select", action="append", default=[], metavar="PATTERN",
-        help="laws by name or family, such as attention.value or alignment; repeatable")  # fmt: skip
+        help="laws by name or family, such as attention.value; repeatable")  # fmt: skip
     add("--assay-level", default="smoke", choices=LEVELS,
         help="20, 100, 1000 or 0 new cases of each law")  # fmt: skip
     add("--assay-device", action="append", default=[], metavar="D",
-        help="cpu, cuda or interpreter; repeatable (default: all that a kernel declares)")  # fmt: skip
-    add(
-        "--assay-case", metavar="CASE", help="this case only: a literal, or the id of a failed one"
-    )
+        help="cpu, cuda or interpreter; repeatable (default: all declared)")  # fmt: skip
+    add("--assay-case", metavar="CASE", help="this case only: a literal, or a case id")
     add("--assay-seed", type=int, metavar="N", help="run seed (default: 0; nightly: random)")
     add("--assay-timeout", type=float, default=60.0, metavar="S", help="seconds for one case")
     add("--assay-json", metavar="FILE", help="write the records there")
@@ -151,7 +149,7 @@ class Collector:
         """One line of counts, one for each kind of device that is not there."""
         values = self._config.stash[records_key]
         if values:
-            from kernelassay.parent import record_from
+            from kernelassay.store import record_from
             from kernelassay.summary import device_lines, summary_line
 
             records = [record_from(v) for v in values]

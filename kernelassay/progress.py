@@ -59,7 +59,8 @@ def verdict(record: Record) -> str:
     what = record.kind or record.status.replace("_", " ")
     if record.law == "contract.adapter":
         return f"kernelassay: {record.kernel} cannot be used ({what})"
-    return f"FAILED {record.item}: {what}: {record.reason.splitlines()[0][:160]}"
+    first, _, _ = record.reason.partition("\n")
+    return f"FAILED {record.item}: {what}: {first[:160]}"
 
 
 def status(run: Run) -> str:

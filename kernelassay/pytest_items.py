@@ -9,23 +9,22 @@ from typing import Any, NoReturn
 import pytest
 
 from kernelassay import plugin
+from kernelassay.checking import as_loaded
 from kernelassay.flight import Flight
 from kernelassay.loading import Loaded, LoadError
-from kernelassay.parent import record_from
 from kernelassay.plan import Item, plan
 from kernelassay.properties.engine import Options
 from kernelassay.properties.property import REGISTRY, Property, select
 from kernelassay.properties.records import WRONG, Record, run_document
 from kernelassay.running import (
-    UNUSABLE,
-    Settings,
-    as_loaded,
     device_is_lost,
     nobody,
     plain_report,
     report_of,
     run_item,
 )
+from kernelassay.settings import UNUSABLE, Settings
+from kernelassay.store import record_from
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +93,12 @@ def conclude(record: Record, spec: str, node: pytest.Item | None) -> None:
     if record.status == "expected":
         pytest.xfail(record.reason)
     if record.status != "passed":
-        pytest.skip(f"{record.status}: {record.reason}")
+        pytest.skip(_why(record))
+
+
+def _why(record: Record) -> str:
+    plain = record.status in ("declined", "undeclared", "no_device")
+    return record.reason if plain else f"{record.status.replace('_', ' ')}: {record.reason}"
 
 
 def parametrize(

@@ -7,9 +7,8 @@ pattern suggests -> worst seen, repeats, memory -> how to rerun, keep, expect ->
 import math
 import textwrap
 from collections.abc import Iterator
-from fractions import Fraction
 
-from kernelassay.properties.case import AttendCase, changed, literal
+from kernelassay.properties.case import AttendCase, literal
 from kernelassay.properties.diagnosis import Picture
 from kernelassay.properties.engine import Search
 from kernelassay.properties.failures import Failure, Found, Place
@@ -18,11 +17,21 @@ from kernelassay.properties.property import Property
 from kernelassay.properties.readout import Group, Readout
 from kernelassay.properties.records import Record, environment
 from kernelassay.properties.subject import Subject
+from kernelassay.text import (
+    WIDTH,
+    bounded,
+    fields_of,
+    joined,
+    number,
+    recipe_of,
+    shown,
+    times,
+    wrapped,
+)
 
-WIDTH = 99
-MOST_LINES = 45
+MOST_OF_A_MESSAGE = 6
+"""Lines; a compiler can say more."""
 AXES = {4: ("b", "h", "q", "d"), 3: ("b", "h", "q")}
-RIGHT = "Attended: every weight is right (v = identity): look at how v is read, and at the LSE."
 
 
 def render(
@@ -36,55 +45,19 @@ def render(
     spec: str | None = None,
 ) -> str:
     """The report; *spec* is how the kernel was named ("module:attribute"), for the rerun line."""
-    failure, case = found.failure, found.case
+    failure, case, place = found.failure, found.case, found.failure.place
     facts = environment()
     blocks = [
         _head(record, facts.get("device")),
         _verdict(record, prop, subject, failure),
         _minimal(case, picture, subject, search, record) if isinstance(case, AttendCase) else [],
-        _where(failure.place) if failure.place else [],
-        _attended(picture.readout) if picture.readout else [],
+        _where(place) if place else [],
+        _attended(picture.readout, failure) if picture.readout else [],
         [*_reads_as(picture), *_further(picture, search, failure)],
         _again(record, case, spec or record.kernel),
         _versions(record, facts),
     ]
     return bounded(blocks)
-
-
-def bounded(blocks: list[list[str]]) -> str:
-    """The blocks with a blank line between them, ASCII, within `WIDTH` and `MOST_LINES`."""
-    lines: list[str] = []
-    for block in blocks:
-        if block:
-            lines += [*([""] if lines else []), *block]
-    plain = [x.encode("ascii", "backslashreplace").decode() for x in lines]
-    cut = [x if len(x) <= WIDTH else f"{x[: WIDTH - 4]} ..." for x in plain]
-    if len(cut) > MOST_LINES:
-        tail = 9  # how to rerun, and the environment
-        head = MOST_LINES - tail - 1
-        cut = [*cut[:head], f"  ... {len(cut) - head - tail} lines left out", *cut[-tail:]]
-    return "\n".join(cut)
-
-
-def wrapped(text: str, indent: str = "") -> list[str]:
-    """*text* as lines of at most `WIDTH` characters, later ones indented."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
-
-
-def joined(sentences: list[str]) -> list[str]:
-    """The sentences on as few lines as hold them whole."""
-    lines: list[str] = []
-    for sentence in sentences:
-        if lines and len(lines[-1]) + len(sentence) + 2 <= WIDTH:
-            lines[-1] += f"  {sentence}"
-        else:
-            lines.append(sentence)
-    return lines
-
-
-def times(ratio: float) -> str:
-    """A ratio, as in "3,905x"."""
-    return f"{ratio:,.0f}x" if ratio >= 100 else f"{ratio:.3g}x"
 
 
 def _head(record: Record, device: str | None) -> list[str]:
@@ -97,8 +70,9 @@ def _head(record: Record, device: str | None) -> list[str]:
 
 
 def _verdict(record: Record, prop: Property, subject: Subject, failure: Failure) -> list[str]:
-    message = failure.message.rstrip()
-    lines = wrapped(f"{failure.title}: {message}{'' if message.endswith('.') else '.'}", "  ")
+    message = " ".join(failure.message.split())
+    stop = "" if message.endswith(".") else "."
+    lines = wrapped(f"{failure.title}: {message}{stop}", "  ")[:MOST_OF_A_MESSAGE]
     if where := failure.facts.get("where"):
         lines += wrapped(f"  raised at {where}", "  ")
     lines += wrapped(f"Law: {prop.sentence}", "  ")
@@ -122,27 +96,34 @@ def _power(x: float) -> str:
 def _minimal(
     case: AttendCase, picture: Picture, subject: Subject, search: Search, record: Record
 ) -> list[str]:
-    lines = [f"Minimal case ({_origin(case, search, record)})"]
-    fields = _fields(case)
+    near, fields = picture.neighbours, fields_of(case)
+    alike = near.alike()
+    tiles = subject.capabilities.tiles
     said = {
-        name: picture.neighbours.line(name, case, subject.capabilities.tiles)
+        name: "" if alike else near.line(name, case, tiles)
         for name in (*fields, "dtype", "q", "k", "v")
     }
-    values = {**{n: _shown(n, v) for n, v in fields.items()}, "dtype": f"dtype={subject.dtype}"}
-    width = max((len(values[n]) for n in values if said[n]), default=0) + 2
-    width = min(max(width, 13), 40)
+    values = {**{n: shown(n, v) for n, v in fields.items()}, "dtype": f"dtype={subject.dtype}"}
+    width = min(max([len(values[n]) for n in values if said[n]] + [11]) + 2, 40)
+    lines = [f"Minimal case ({_origin(case, search, record)})"]
     lines += [f"  {values[n]:<{width}}{said[n]}" for n in values if said[n]]
     if quiet := [values[n] for n in fields if not said[n]]:
         lines += wrapped("  " + ", ".join(quiet), "  ")
-    lines += wrapped(f"  q={_recipe(case.q)}  k={_recipe(case.k)}  v={_recipe(case.v)}", "  ")
+    lines += wrapped(
+        f"  q={recipe_of(case.q)}  k={recipe_of(case.k)}  v={recipe_of(case.v)}", "  "
+    )
     if content := [f"{n}={said[n]}" for n in ("q", "k", "v") if said[n]]:
         lines += wrapped("    with " + ";  ".join(content), "      ")
-    if picture.neighbours.unfinished:
-        lines.append(f"  (neighbours: {picture.neighbours.unfinished})")
+    if alike:
+        lines += wrapped(f"  {alike}", "    ")
+    if near.unfinished:
+        lines.append(f"  (neighbours: {near.unfinished})")
     return lines
 
 
 def _origin(case: AttendCase, search: Search, record: Record) -> str:
+    if search.cases <= 1:
+        return "as given"
     cost = f"{search.cases} runs, {record.seconds:.1f} s"
     first = search.first
     if first is None or first == case:
@@ -151,63 +132,23 @@ def _origin(case: AttendCase, search: Search, record: Record) -> str:
     return f"from {' '.join(f'{n}={getattr(first, n)}' for n in names)}; {cost}"
 
 
-def _fields(case: AttendCase) -> dict[str, object]:
-    """The fields that say something, in the order shown."""
-    fields: dict[str, object] = {"Tq": case.Tq, "Tk": case.Tk}
-    if case.B > 1:
-        fields["B"] = case.B
-    fields["causal"] = case.causal
-    for name in ("lengths", "mask", "window", "sinks", "positions", "view", "at"):
-        if name in changed(case):
-            fields[name] = getattr(case, name)
-    return {**fields, "D": case.D, "heads": f"{case.Hq}/{case.Hkv}", "scale": case.scale}
-
-
-def _shown(name: str, value: object) -> str:
-    if name == "heads":
-        return f"heads {value}"
-    if name == "scale":
-        return "scale default" if value is None else f"scale={value:.9g}"
-    return f"{name}={value}"
-
-
-def _recipe(recipe: str) -> str:
-    pattern, *spots = recipe.split(";")
-    return (
-        f"{pattern} except " + " ".join(f"[{s.replace('=', ']=')}" for s in spots)
-        if spots
-        else recipe
-    )
-
-
 def _where(place: Place) -> list[str]:
     axes = zip(AXES.get(len(place.index), ()), place.index, strict=False)
     index = ",".join(f"{a}={i}" for a, i in axes)
     lines = [f"Where: {place.tensor}[{index}]   {place.wrong} of {place.total} elements wrong"]
-    error = abs(place.got - place.expected)
-    lines.append(
-        f"  got {number(place.got)}   expected {number(place.expected)}   "
-        f"error {error:.2e}   allowed {place.allowed:.2e}"
-    )
-    return lines
+    said = f"  got {number(place.got)}   expected {number(place.expected)}"
+    if math.isfinite(error := abs(place.got - place.expected)):
+        said += f"   error {error:.2e}   allowed {place.allowed:.2e}"
+    return [*lines, said]
 
 
-def number(x: float) -> str:
-    """*x*, with the simple fraction that it is, if it is one."""
-    if not math.isfinite(x):
-        return str(x)
-    near = Fraction(x).limit_denominator(999)
-    text = f"{x:.8g}" if x != int(x) else f"{x:.1f}"
-    exact = near.denominator > 1 and abs(float(near) - x) <= 1e-12 * max(1.0, abs(x))
-    simple = exact and near.denominator & (near.denominator - 1) and abs(near.numerator) < 1000
-    return f"{text} ({near})" if simple else text
-
-
-def _attended(readout: Readout) -> list[str]:
+def _attended(readout: Readout, failure: Failure) -> list[str]:
     if readout.right:
-        return [
-            "Attended: with v = identity every weight is right; look at values, row sum or LSE."
-        ]
+        if failure.kind == "Different":
+            return []
+        lse = failure.place is not None and failure.place.tensor == "lse"
+        look = "the LSE alone is wrong" if lse else "look at how v is read, and at the LSE"
+        return [f"Attended: every weight is right, read off with v = identity: {look}."]
     b, h, i = readout.row
     title = "Attended" + (f" by b={b},h={h},q={i}" if any(readout.row) else "")
     widths = [max(len(g.keys), len(g.expected), len(g.observed)) + 2 for g in readout.groups]
@@ -234,7 +175,7 @@ def _reads_as(picture: Picture) -> list[str]:
     first, *rest = picture.readings
     lines = wrapped(f"Reads as: {first.sentence}.   (a guess)", "  ") + _model(first)
     for other in rest:
-        lines += wrapped(f"  or: {other.sentence}.", "  ") + _model(other)
+        lines += wrapped(f"      or: {other.sentence}.", "  ") + _model(other)
     return lines
 
 
@@ -306,6 +247,3 @@ def _versions(record: Record, facts: dict[str, object]) -> list[str]:
     names = [f"{n} {facts[n]}" for n in ("kernelassay", "torch", "triton") if facts.get(n)]
     seed = "random" if record.seed is None and record.level == "nightly" else record.seed or 0
     return wrapped("  ".join([*names, f"level={record.level}", f"seed={seed}"]))
-
-
-__all__ = ["bounded", "number", "render", "wrapped"]

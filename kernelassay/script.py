@@ -14,6 +14,7 @@ from typing import Any
 from kernelassay.oracle.formats import format_of
 from kernelassay.properties.case import AttendCase, case_from, literal
 from kernelassay.properties.property import select
+from kernelassay.script_visibility import seen_lines, visibility_lines
 
 PLAIN = frozenset(
     {
@@ -36,28 +37,31 @@ CALLED = ("Raised", "Refused", "WrongShape", "WrongDtype", "InputMutated")
 def repro_script(record: dict[str, Any], spec: str) -> str:
     """The script for a record with a case; *spec* names the kernel as on the command line."""
     case, kind = case_from(record["case"]), str(record["kind"])
-    plain = (record["law"] in PLAIN and kind in COMPARED) or (
-        kind in CALLED and record["law"] != "attention.validates"
-    )
+    one_call = record["law"] in (*PLAIN, "attention.memory")
+    plain = one_call and kind in (*COMPARED, *CALLED)
     body = _plain(record, case, kind) if plain else _law(record, case)
     return "\n".join([*_head(record, case, spec, plain), *body]) + "\n"
 
 
 def _head(record: dict[str, Any], case: AttendCase, spec: str, plain: bool) -> Iterator[str]:
     (prop,) = select(record["law"])
-    yield f'"""{record["kernel"]} fails {record["law"]} with {record["kind"]}: a script of its own.'
+    yield f'"""{record["kernel"]} fails {record["law"]} with {record["kind"]}.'
     yield ""
     yield f"Law: {prop.sentence}"
     yield f"Case {record['case_id']}: {literal(case)}"
-    yield '"""  # noqa: E501 - generated'
+    yield '"""'
     yield ""
     if record["device"] == "interpreter":
         yield "import os"
         yield ""
         yield 'os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported'
         yield ""
+    if ".py:" in spec or "/" in spec:
+        yield "import sys"
+        yield ""
     if plain:
         yield "import torch"
+        yield ""
         yield "from kernelassay.impls.contract import AttendCall, Visibility"
     if not plain or _hashed(case):
         yield "from kernelassay.properties.case import AttendCase"
@@ -74,7 +78,6 @@ def _kernel(spec: str, name: str) -> Iterator[str]:
         target, _, attribute = values.get(spec, f"{spec}:adapter").partition(":")
     if target.endswith(".py") or "/" in target:
         path = PurePath(target)
-        yield "import sys"
         yield ""
         yield f"sys.path.insert(0, {str(path.parent)!r})"
         target = path.stem
@@ -100,7 +103,7 @@ def _literal(recipe: str) -> tuple[str, list[str]] | None:
     """A recipe as torch operations on a tensor x: (its fill, further assignments)."""
     pattern, *spots = recipe.split(";")
     name, *arguments = pattern.split(":")
-    after = ["x[{}] = {}".format(*spot.split("=")) for spot in spots]
+    after = ["x[{}] = {}".format(*spot.replace(",", ", ").split("=")) for spot in spots]
     if name == "zeros":
         return "0.0", after
     if name == "level":
@@ -122,7 +125,7 @@ def _law(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
 
 def _plain(record: dict[str, Any], case: AttendCase, kind: str) -> Iterator[str]:
     yield from _tensors(record, case)
-    yield from _visibility(case)
+    yield from visibility_lines(case)
     yield f"call = AttendCall(q=q, k=k, v=v, scale={case.scale!r}, visibility=visibility)"
     if kind == "InputMutated":
         yield "before = [x.clone() for x in (q, k, v)]"
@@ -141,7 +144,8 @@ def _plain(record: dict[str, Any], case: AttendCase, kind: str) -> Iterator[str]
 def _tensors(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
     place = "cuda" if record["device"] == "cuda" else "cpu"
     yield f'dtype, device = {format_of(record["dtype"]).dtype}, "{place}"'
-    yield f"B, Hq, Hkv, Tq, Tk, D = {case.B}, {case.Hq}, {case.Hkv}, {case.Tq}, {case.Tk}, {case.D}"
+    sizes = (case.B, case.Hq, case.Hkv, case.Tq, case.Tk, case.D)
+    yield f"B, Hq, Hkv, Tq, Tk, D = {', '.join(map(str, sizes))}"
     if _hashed(case):
         yield f"case = {literal(case)}"
     for name, heads, length in (("q", "Hq", "Tq"), ("k", "Hkv", "Tk"), ("v", "Hkv", "Tk")):
@@ -150,7 +154,9 @@ def _tensors(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
             shape = f"(B, {heads}, {length}, D)"
             yield f"{name} = content(case.{name}, {shape}, case, {record['dtype']!r})"
         else:
-            yield f"{name} = torch.full((B, {heads}, {length}, D), {made[0]})"
+            fill = "zeros(" if made[0] == "0.0" else "full("
+            value = "" if made[0] == "0.0" else f", {made[0]}"
+            yield f"{name} = torch.{fill}(B, {heads}, {length}, D){value})"
             yield from (line.replace("x[", f"{name}[", 1) for line in made[1])
     yield "q, k, v = (x.to(device, dtype, copy=True) for x in (q, k, v))"
     yield 'if kernel.capabilities.layouts[0] == "BTHD":'
@@ -166,39 +172,13 @@ def _tensors(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
         yield f"q, k, v = ({laid[case.view]} for x in (q, k, v))  # {case.view}"
 
 
-def _visibility(case: AttendCase) -> Iterator[str]:
-    given = [f"causal={case.causal!r}"] * (case.causal != "none")
-    if case.window != (None, None):
-        given.append(f"window={case.window!r}")
-    if case.sinks:
-        given.append(f"sinks={case.sinks}")
-    if case.lengths is not None:
-        yield f"lengths = torch.tensor({list(case.lengths)}, device=device)"
-        given.append("lengths=lengths")
-    if case.positions is not None:
-        yield "q_positions, k_positions = (x.to(device) for x in position_content(case.positions, case))"
-        given += ["q_positions=q_positions", "k_positions=k_positions"]
-    if case.mask is not None:
-        name, _, argument = case.mask.partition(":")
-        keys = "torch.arange(Tk, device=device).view(1, 1, 1, Tk)"
-        made = {
-            "prefix": f"{keys} < {argument}",
-            "suffix": f"{keys} >= {argument}",
-            "nothing": f"{keys} < 0",
-        }
-        yield f"mask = {made.get(name, 'mask_content(case.mask, case).to(device)')}  # True keeps"
-        yield 'keeps = kernel.capabilities.conventions.mask_polarity == "keep"'
-        given.append("mask=mask if keeps else ~mask")
-    yield f"visibility = Visibility({', '.join(given)})"
-
-
 def _compared(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
     tensor, index, allowed = _place(record)
     yield ""
     yield "i = torch.arange(Tq, device=device)[:, None]"
     yield "j = torch.arange(Tk, device=device)"
     yield "seen = torch.ones(B, Hq, Tq, Tk, dtype=torch.bool, device=device)"
-    yield from _seen(case)
+    yield from seen_lines(case)
     yield "scale = D**-0.5" if case.scale is None else f"scale = {case.scale!r}"
     yield "k64, v64 = (x.double().repeat_interleave(Hq // Hkv, 1) for x in (k, v))"
     yield "z = (scale * q.double() @ k64.mT).masked_fill(~seen, -torch.inf)"
@@ -223,29 +203,6 @@ def _compared(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
         yield f'print("allowed ", {allowed})'
 
 
-def _seen(case: AttendCase) -> Iterator[str]:
-    """Lines that narrow `seen` to what each query may see."""
-    length, at, key = "Tk", "i", "j"
-    if case.lengths is not None:
-        yield "L = lengths.view(-1, 1, 1, 1)"
-        yield "seen &= j < L"
-        length = "L"
-    if case.positions is not None:
-        at, key = "q_positions[:, None, :, None]", "k_positions[:, None, None, :]"
-    elif case.causal != "top_left":
-        at = f"(i + {length} - Tq)"
-    if case.causal != "none":
-        yield f"seen &= {key} <= {at}"
-    left, right = case.window
-    if left is not None:
-        sink = f" | (j < {case.sinks})" if case.sinks else ""
-        yield f"seen &= ({key} >= {at} - {left}){sink}"
-    if right is not None:
-        yield f"seen &= {key} <= {at} + {right}"
-    if case.mask is not None:
-        yield "seen &= mask"
-
-
 def _place(record: dict[str, Any]) -> tuple[str, tuple[int, ...] | None, str | None]:
     """Tensor, index and allowance of the element that the report shows."""
     report = record.get("report") or ""
@@ -253,5 +210,5 @@ def _place(record: dict[str, Any]) -> tuple[str, tuple[int, ...] | None, str | N
     if not found:
         return ("lse" if record["law"] == "attention.lse" else "out"), None, None
     index = tuple(int(axis.split("=")[1]) for axis in found[2].split(","))
-    allowed = re.search(r"allowed (\S+)$", report, re.MULTILINE)
+    allowed = re.search(r"   allowed ([0-9.e+-]+)$", report, re.MULTILINE)
     return found[1], index, allowed[1] if allowed else None

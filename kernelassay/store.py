@@ -81,3 +81,9 @@ def find(case: str) -> list[dict[str, Any]]:
             by_item.pop(key, None)
             by_item[key] = line
     return list(by_item.values())
+
+
+def record_from(value: dict[str, Any]) -> Record:
+    """What `Record.to_json` made."""
+    ratios = {n: float(value[n]) for n in ("ratio", "worst") if value.get(n) is not None}
+    return Record(**{**value, **ratios})

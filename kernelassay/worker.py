@@ -63,7 +63,7 @@ class Worker:
         """Load kernels and say which items there are for this process."""
         from kernelassay.plan import plan, usual_devices
         from kernelassay.properties.property import select
-        from kernelassay.running import Settings
+        from kernelassay.settings import Settings
 
         self._options = Settings.from_json(request["settings"]).options()
         self._laws = {p.name: p for p in select(*request["laws"])}
@@ -96,7 +96,7 @@ class Worker:
         """Run one item."""
         from kernelassay.plan import Item
         from kernelassay.properties.case import to_json
-        from kernelassay.running import device_is_lost, run_item
+        from kernelassay.running import leaves_ruins, run_item
 
         item = Item(**request["item"])
         kernel = self._kernels[item.spec, item.kernel]
@@ -109,7 +109,7 @@ class Worker:
             lambda record: self.say("found", record=record.to_json()),
         )
         self.say("record", record=record.to_json())
-        if device_is_lost(record):
+        if leaves_ruins(record):
             os._exit(0)
 
 

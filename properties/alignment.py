@@ -54,41 +54,45 @@ def visible_set(subject: Subject, case: AttendCase) -> None:
 def read_off(subject: Subject, answer: Attended, seen: Tensor, origin: int, width: int) -> None:
     """Compare the keys that an answer to a `bits` call shows with those that must be seen."""
     count = seen.sum(-1)
-    if answer.lse is not None:
-        base = 1.0 if subject.conventions.lse_base == "e" else math.log(2)
-        shown = (answer.lse.double() * base).exp().round()
-    else:
-        shown = count.double()
-    rows = (count > 0)[..., None]
-    sums = torch.where(rows, answer.out.double(), 0.0) * shown[..., None]
-    if not bool(sums.isfinite().all()):
+    if bool((~answer.out.isfinite() & (count > 0)[..., None]).any()):
         raise NonFinite("out is not finite though every visible value is", ratio=math.inf)
-    keys = torch.arange(origin, min(seen.shape[-1], origin + width * sums.shape[-1]))
-    place = (keys - origin).to(sums.device)
-    got = ((sums.round().long()[..., place // width] >> (place % width)) & 1).bool()
-    expected = seen[..., keys.to(sums.device)]
-    wrong = (rows & (got != expected)).any(-1) | ((count > 0) & (shown != count))
+    keys = torch.arange(origin, min(seen.shape[-1], origin + width * answer.out.shape[-1]))
+    expected = seen[..., keys.to(seen.device)]
+    wrong = ((_read(answer.out, count, keys, width) != expected) & (count > 0)[..., None]).any(-1)
     if bool(wrong.any()):
-        b, h, i = _first_row(wrong)
+        # How many keys the kernel saw is in its LSE; without one, the expected number has to do.
+        got = _read(answer.out, _shown(subject, answer, count), keys, width)
+        b, h, i = (int(x) for x in wrong.nonzero()[0])
         extra = keys[(got & ~expected)[b, h, i].cpu()].tolist()
         lost = keys[(expected & ~got)[b, h, i].cpu()].tolist()
         raise WrongValue(
-            f"request {b}, head {h}, query {i} must see {int(count[b, h, i])} keys; "
-            + _told(extra, lost, shown[b, h, i]),
+            f"request {b}, head {h}, query {i} must see {int(count[b, h, i])} of "
+            f"{seen.shape[-1]} keys; {_told(extra, lost)}",
             ratio=None,
             row=(b, h, i),
         )
 
 
-def _first_row(wrong: Tensor) -> tuple[int, int, int]:
-    b, h, i = wrong.nonzero()[0].tolist()
-    return b, h, i
+def _read(out: Tensor, count: Tensor, keys: Tensor, width: int) -> Tensor:
+    """Which of *keys* the numbers count * out [B, Hq, Tq, D] spell, [B, Hq, Tq, keys]."""
+    numbers = torch.where((count > 0)[..., None], out.double(), 0.0) * count[..., None]
+    place = (keys - keys[0]).to(out.device)
+    return ((numbers.round().long()[..., place // width] >> (place % width)) & 1).bool()
 
 
-def _told(extra: list[int], lost: list[int], shown: Tensor) -> str:
+def _shown(subject: Subject, answer: Attended, count: Tensor) -> Tensor:
+    """How many keys each row's LSE says that it saw: log n when all scores are 0."""
+    if answer.lse is None or not bool(answer.lse[count > 0].isfinite().all()):
+        return count
+    base = 1.0 if subject.conventions.lse_base == "e" else math.log(2)
+    shown = (answer.lse.double() * base).exp().round()
+    return torch.where((shown > 0) & (shown < 2**20), shown, count.double())
+
+
+def _told(extra: list[int], lost: list[int]) -> str:
     parts = [f"it also sees {spans(extra)}"] * bool(extra)
     parts += [f"it does not see {spans(lost)}"] * bool(lost)
-    return ", ".join(parts) or f"its LSE counts {int(shown)}"
+    return ", ".join(parts) or "its weights are not equal, though all scores are"
 
 
 def spans(keys: list[int]) -> str:

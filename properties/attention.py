@@ -44,6 +44,7 @@ from kernelassay.properties.subject import Attended, Subject
     strata={
         "random_content": s.random_content,
         "partial_tile": s.partial_tile,
+        "padded_head": s.padded_head,
         "grouped": s.grouped,
         "decode": s.decode,
         "ragged": s.ragged,
@@ -52,6 +53,7 @@ from kernelassay.properties.subject import Attended, Subject
         "windows": s.windows,
         "positions": s.positions,
         "long_sums": s.long_sums,
+        "nonpositive_scale": s.nonpositive_scale,
         "plain": s.plain,
     },
 )
@@ -277,7 +279,7 @@ def batch_independence(subject: Subject, case: AttendCase) -> None:
     )
     agree(
         subject,
-        f"the other {case.B - 1} requests left the batch",
+        "the other requests left the batch",
         mine,
         subject.attend(alone),
         budget_of(alone, subject.numerics, generic=case.generic),

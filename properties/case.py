@@ -8,8 +8,11 @@ the same case on every machine.
 import ast
 import hashlib
 import json
+import math
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
+
+from kernelassay.properties.memory import VIEWS
 
 SCHEMA = 1
 """Version of the case format; part of every case id."""
@@ -74,7 +77,8 @@ def changed(case: AttendCase) -> dict[str, Any]:
 
 def case_id(law: str, case: AttendCase) -> str:
     """8 hex digits over [schema, law, every field, defaults included]."""
-    canonical = json.dumps([SCHEMA, law, asdict(case)], sort_keys=True, separators=(",", ":"))
+    given = asdict(case) | {"scale": None if case.scale is None else float(case.scale)}
+    canonical = json.dumps([SCHEMA, law, given], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
@@ -82,29 +86,36 @@ def parse_case(text: str) -> AttendCase:
     """The case that *text*, such as "AttendCase(Tq=1, Tk=17)", writes; never evaluated as code."""
 
     def bad(why: str) -> CaseError:
+        shown = text if len(text) <= 300 else f"{text[:300]}..."
         return CaseError(
-            f"case: got {text!r}: {why}; expected a literal such as AttendCase(Tq=1, Tk=17)"
+            f"case: got {shown!r}: {why}; expected a literal such as AttendCase(Tq=1, Tk=17)"
         )
 
     try:
         node = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise bad(f"no Python expression ({error.msg})") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise bad(f"no Python expression ({getattr(error, 'msg', error)})") from None
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise bad("no call of a case class")
     if node.func.id != AttendCase.__name__:
         raise bad(f"{node.func.id} is no case class (there is {AttendCase.__name__})")
     if node.args or any(k.arg is None for k in node.keywords):
         raise bad("fields must be given by name")
+    names = [str(k.arg) for k in node.keywords]
+    for name in names:
+        if names.count(name) > 1:
+            raise bad(f"field {name} is given twice")
     try:
         given = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
-    except ValueError:
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise bad("a field is no literal") from None
     return case_from(given)
 
 
 def case_from(given: dict[str, Any]) -> AttendCase:
     """The case with these fields (as JSON or TOML gives them), the others at their default."""
+    if not isinstance(given, dict):
+        raise CaseError(f"case: got {given!r}, expected a table of fields such as {{'Tk': 17}}")
     known = {f.name: f for f in fields(AttendCase)}
     for name, value in given.items():
         if name not in known:
@@ -131,24 +142,36 @@ def checked(case: AttendCase) -> AttendCase:
     for name in ("B", "Hq", "Hkv", "D"):
         if getattr(case, name) < 1:
             raise CaseError(f"case: field {name}: got {getattr(case, name)}, expected at least 1")
-    for name in ("Tq", "Tk", "sinks"):
+    for name in ("Tq", "Tk", "sinks", "at"):
         if getattr(case, name) < 0:
             raise CaseError(f"case: field {name}: got {getattr(case, name)}, expected at least 0")
     if case.Hq % case.Hkv:
         raise CaseError(f"case: Hq={case.Hq} is not a multiple of Hkv={case.Hkv}")
     if case.lengths is not None and (
-        len(case.lengths) != case.B or not all(0 <= n <= case.Tk for n in case.lengths)
+        len(case.lengths) != case.B or not all(_count(n) and n <= case.Tk for n in case.lengths)
     ):
         raise CaseError(
             f"case: field lengths: got {case.lengths}, expected B={case.B} numbers in 0..{case.Tk}"
         )
-    if len(case.window) != 2:
-        raise CaseError(f"case: field window: got {case.window}, expected (left, right)")
+    if len(case.window) != 2 or not all(n is None or _count(n) for n in case.window):
+        raise CaseError(
+            f"case: field window: got {case.window}, expected (left, right), each None or a "
+            f"number of at least 0"
+        )
+    if case.scale is not None and not math.isfinite(case.scale):
+        raise CaseError(f"case: field scale: got {case.scale}, expected a finite number or None")
+    if case.view not in VIEWS:
+        raise CaseError(f"case: field view: got {case.view!r}, expected one of {', '.join(VIEWS)}")
     if case.causal not in ("none", "bottom_right", "top_left", "positions"):
         raise CaseError(f"case: field causal: got {case.causal!r}, expected a causal corner")
     if (case.causal == "positions") != (case.positions is not None):
         raise CaseError("case: causal='positions' and a positions recipe go together")
     return case
+
+
+def _count(value: Any) -> bool:
+    """Whether *value* is a whole number of at least 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def to_json(case: AttendCase) -> dict[str, Any]:

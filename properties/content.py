@@ -156,6 +156,10 @@ _PATTERNS: dict[str, tuple[Callable[..., Tensor], tuple[type, ...], int]] = {
 }
 
 
+_COUNTED = ("lattice", "integers", "bits")
+"""Patterns whose last argument is a size."""
+
+
 def _arguments(recipe: str, pattern: str) -> tuple[Callable[..., Tensor], list[float]]:
     name, *given = pattern.split(":")
     if name not in _PATTERNS:
@@ -168,10 +172,17 @@ def _arguments(recipe: str, pattern: str) -> tuple[Callable[..., Tensor], list[f
             f"recipe {recipe!r}: {name} takes {len(kinds)} arguments, got {len(given)}"
         )
     try:
-        return function, [kind(text) for kind, text in zip(kinds, given, strict=False)]
+        numbers = [kind(text) for kind, text in zip(kinds, given, strict=False)]
     except ValueError:
         wanted = ", ".join(k.__name__ for k in kinds)
         raise CaseError(f"recipe {recipe!r}: {name} takes ({wanted}), got {given}") from None
+    if not all(math.isfinite(n) for n in numbers):
+        raise CaseError(f"recipe {recipe!r}: {name} takes finite numbers, got {given}")
+    if name in _COUNTED and numbers[-1] < 1:
+        raise CaseError(
+            f"recipe {recipe!r}: {name} takes a last number of at least 1, got {numbers[-1]}"
+        )
+    return function, numbers
 
 
 def _spot(recipe: str, text: str) -> tuple[tuple[int, ...], float]:
@@ -180,8 +191,8 @@ def _spot(recipe: str, text: str) -> tuple[tuple[int, ...], float]:
         place = tuple(int(x) for x in where.split(","))
         number = float(value)
     except ValueError:
-        place = ()
-    if len(place) != 4:
+        place, number = (), 0.0
+    if len(place) != 4 or min(place) < 0 or not math.isfinite(number):
         raise CaseError(f"recipe {recipe!r}: got element {text!r}, expected b,h,t,d=value")
     return place, number
 
@@ -226,11 +237,12 @@ def mask_content(recipe: str, case: AttendCase) -> Tensor:
     j = torch.arange(case.Tk).view(1, 1, 1, -1)
     if name == "nothing" and not arguments:
         return torch.zeros(1, 1, 1, case.Tk, dtype=torch.bool)
-    if name in ("prefix", "suffix") and len(arguments) == 1 and arguments[0].isdigit():
+    if name in ("prefix", "suffix") and len(arguments) == 1 and arguments[0].isdecimal():
         n = int(arguments[0])
         return j < n if name == "prefix" else j >= n
-    if name in ("keep", "rows") and len(arguments) == 3 and set(arguments[2]) <= set("bhqk"):
-        seed, percent, axes = int(arguments[0]), int(arguments[1]), arguments[2]
+    hashes = name in ("keep", "rows") and len(arguments) == 3
+    if hashes and set(arguments[2]) <= set("bhqk") and all(x.isdecimal() for x in arguments[:2]):
+        seed, percent, axes = int(arguments[0]), min(int(arguments[1]), 100), arguments[2]
         sizes = [n if a in axes else 1 for a, n in zip("bhqk", case.shape, strict=True)]
         grid = torch.meshgrid(*(torch.arange(n) for n in sizes), indexing="ij")
         kept = _shift(hashed(seed, *grid), 33) % 100 < percent
@@ -252,9 +264,9 @@ def position_content(recipe: str, case: AttendCase) -> tuple[Tensor, Tensor]:
     name, _, argument = recipe.partition(":")
     b, i = torch.arange(case.B).view(-1, 1), torch.arange(case.Tq)
     j = torch.arange(case.Tk).expand(case.B, -1)
-    if name == "offset" and argument.lstrip("-").isdigit():
+    if name == "offset" and argument.removeprefix("-").isdecimal():
         return i + int(argument) + b, j.contiguous()
-    if name == "gaps" and argument.isdigit():
+    if name == "gaps" and argument.isdecimal():
         places = _shift(hashed(int(argument), b, i), 33) % (2 * case.Tk + 2) - 1
         return places, 2 * j
     raise CaseError(f"positions recipe: got {recipe!r}, expected offset:n or gaps:seed")

@@ -4,6 +4,7 @@ Nothing here decides whether a law holds; that is done. Every part may fail on i
 is broken, after all): it is then reported as not available, with the reason.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -24,7 +25,7 @@ from kernelassay.properties.subject import Subject
 
 T = TypeVar("T")
 SECONDS = 30.0
-"""Limit of each part."""
+"""Limit of each part; after twice as long no further part is begun."""
 REPEATS = 3
 VALUES = ("WrongValue", "Imprecise", "NonFinite", "Different")
 """Kinds that say that numbers are wrong."""
@@ -58,10 +59,14 @@ class _Parts:
     def __init__(self) -> None:
         self.unavailable: list[str] = []
         self.lost = False
+        self.deadline = time.perf_counter() + 2 * SECONDS
 
     def run(self, name: str, part: Callable[[], T | str], otherwise: T) -> T:
         """What *part* returns; *otherwise* and a note if it crashes or returns a sentence."""
         if self.lost:
+            return otherwise
+        if time.perf_counter() > self.deadline:
+            self.unavailable.append(f"{name} not available: out of time")
             return otherwise
         try:
             with time_limit(SECONDS):
@@ -138,6 +143,9 @@ def further(subject: Subject, found: Found, search: Search) -> list[AttendCase]:
     if case.lengths is None:
         longer = (case.Tk - 1, case.Tk + 1, case.Tk + 5, (case.Tk // tile + 1) * tile)
         cases += [replace(case, Tk=Tk) for Tk in longer if Tk > 0]
+    else:
+        cases.append(replace(case, lengths=(max(case.Tk - 1, 0),) * case.B))
+        cases.append(replace(case, lengths=tuple(min(n + 2, case.Tk) for n in case.lengths)))
     for Tq in (case.Tq - 1, case.Tq + 1, (case.Tq // tile + 1) * tile):
         cases.append(replace(case, Tq=max(Tq, 1)))
     unique = dict.fromkeys(c for c in cases if c is not None and c != case)

@@ -1,5 +1,6 @@
 """What a subject can be given: sizes within its capabilities and within the work it may cost."""
 
+import math
 from dataclasses import dataclass
 
 from kernelassay.properties.case import AttendCase
@@ -51,6 +52,15 @@ class Domain:
             return True
         rows, keys = max(self.tiles), min(self.tiles)
         return B * Hq * max(1, -(-Tq // rows)) * max(1, -(-Tk // keys)) <= self.steps
+
+    def affords(self, B: int, Hq: int, long: bool) -> bool:
+        """Whether one tile for each head, or two where *long*, costs no more than it may."""
+        return self.steps is None or B * Hq * (2 if long else 1) <= self.steps
+
+    def most_square(self, B: int, Hq: int) -> int:
+        """The largest Tq = Tk for which the launch fits; at least 2."""
+        most = min(self.max_tokens, math.isqrt(self.cells // (B * Hq)))
+        return next((n for n in range(most, 2, -1) if self.fits(B, Hq, n, n)), 2)
 
     def most_keys(self, B: int, Hq: int, Tq: int) -> int:
         """The largest Tk for which the launch fits; at least 2."""
@@ -109,6 +119,7 @@ def lacking(case: AttendCase, domain: Domain) -> list[str]:
         "lengths": case.lengths is not None,
         "mask": case.mask is not None,
         "scale": case.scale is not None,
+        "scale.nonpositive": case.scale is not None and case.scale <= 0,
         "strides": case.view != "contiguous",
         f"causal.{case.causal}": case.causal != "none",
     }

@@ -56,12 +56,19 @@ def holds(node: ast.expr, case: AttendCase, found: set[str]) -> Any:
         left, result = holds(node.left, case, found), True
         for op, right_node in zip(node.ops, node.comparators, strict=True):
             right = holds(right_node, case, found)
-            result = result and _COMPARE[type(op)](left, right)
+            result = result and _compared(type(op), left, right)
             left = right
         return result
     if isinstance(node, ast.Name):
         return getattr(case, node.id) if node.id in _FIELDS else node.id in found
     return ast.literal_eval(node)
+
+
+def _compared(op: type, left: Any, right: Any) -> bool:
+    """A comparison with a field that is not set (None) orders nothing: it does not hold."""
+    if op not in (ast.Eq, ast.NotEq) and None in (left, right):
+        return False
+    return bool(_COMPARE[op](left, right))
 
 
 def _checked_region(text: str, where: str) -> ast.expr:

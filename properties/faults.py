@@ -152,11 +152,15 @@ def recognise(seen: Sequence[Observed]) -> list[Reading]:
             if (fit := distance(answer, first)) is not None:
                 fitting[fault.name, detail] = (fault, fit, 1)
     for other in others:
-        for fault in {f.name: f for f, _, _ in fitting.values()}.values():
-            for detail, answer in fault.variants(other.setting):
-                known = fitting.get((fault.name, detail))
-                if known and distance(answer, other) is not None:
-                    fitting[fault.name, detail] = (fault, known[1], known[2] + 1)
+        answers = {
+            (fault.name, detail): answer
+            for fault in {f.name: f for f, _, _ in fitting.values()}.values()
+            for detail, answer in fault.variants(other.setting)
+        }
+        for key, (fault, fit, fits) in fitting.items():
+            # A fault that this call does not exercise leaves it right.
+            if distance(answers[key], other) is not None if key in answers else not other.wrong:
+                fitting[key] = (fault, fit, fits + 1)
     best = max((fits for _, _, fits in fitting.values()), default=0)
     chosen: dict[str, Reading] = {}
     for (name, detail), (fault, fit, fits) in fitting.items():

@@ -163,7 +163,8 @@ def _raise_at(
     elif math.isinf(ratio):
         message = f"{name} {what} is {place.got:.7g}; expected {place.expected:.7g}, exactly."
     else:
-        message = f"{name} differs from the float64 oracle by {ratio:,.3g}x the allowed error."
+        times = f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
+        message = f"{name} differs from the float64 oracle by {times}x the allowed error."
     raise kind(message, ratio=ratio, place=place)
 
 

@@ -17,11 +17,12 @@ def labels(case: AttendCase, domain: Domain) -> set[str]:
         "plain": True,
         "random_content": case.generic,
         "partial_tile": bool(tail) or case.Tk % min(domain.tiles) != 0,
+        "padded_head": bool(case.D & (case.D - 1)) or max(domain.head_sizes) == case.D,
         "decode": case.Tq <= 3 <= case.Tk or case.Tq < case.Tk,
         "more_queries": case.Tk < case.Tq,
         "no_keys": case.Tk == 0,
         "whole_tiles": case.Tk > 0 and any(case.Tk % t == 0 for t in domain.tiles),
-        "long_context": case.Tk >= min(512, domain.most_keys(case.B, case.Hq, case.Tq)),
+        "long_context": case.Tk >= min(512, _most_keys(case, domain)),
         "long_sums": case.v.startswith("around:") and float(case.v.split(":")[2]) >= 40,
         "grouped": 1 < case.Hkv < case.Hq,
         "ragged": case.lengths is not None and len(set(case.lengths)) > 1,
@@ -50,6 +51,7 @@ def labels(case: AttendCase, domain: Domain) -> set[str]:
         "several_requests": case.B > 1,
         "single_elements": ";" in case.q + case.k + case.v,
         "scale": case.scale is not None,
+        "nonpositive_scale": case.scale is not None and case.scale <= 0,
         "views": case.view != "contiguous",
         "bottom_right": case.causal == "bottom_right",
         "top_left": case.causal == "top_left",
@@ -64,6 +66,12 @@ def labels(case: AttendCase, domain: Domain) -> set[str]:
         "all_rows_empty": empty == "all",
     }
     return found | {name for name, holds in facts.items() if holds}
+
+
+def _most_keys(case: AttendCase, domain: Domain) -> int:
+    if domain.has("unequal_lengths"):
+        return domain.most_keys(case.B, case.Hq, case.Tq)
+    return domain.most_square(case.B, case.Hq)
 
 
 def _empty_rows(case: AttendCase) -> str:

@@ -143,11 +143,11 @@ def check_guards(storage: Tensor) -> None:
     """Raise `OutOfBounds` if a guard zone of *storage* no longer holds poison."""
     for side, zone in (("before", storage[:GUARD]), ("after", storage[-GUARD:])):
         if bool((hit := ~is_poison(zone)).any()):
-            first = int(hit.nonzero()[0])
-            distance = GUARD - first if side == "before" else first + 1
+            places = hit.nonzero()
+            distance = GUARD - int(places[-1]) if side == "before" else 1 + int(places[0])
             raise OutOfBounds(
                 f"{int(hit.sum())} elements {side} an allocation of the kernel were written, "
-                f"the first {distance} elements from it; expected none"
+                f"the nearest at distance {distance}; expected none"
             )
 
 

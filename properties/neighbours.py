@@ -52,6 +52,16 @@ class Neighbours:
     runs: tuple[Neighbour, ...] = ()
     unfinished: str = ""
 
+    def alike(self) -> str:
+        """One sentence if every neighbour fails: no field matters, or only what is not varied."""
+        if not self.runs or {n.verdict for n in self.runs} != {"fails"}:
+            return ""
+        fields: dict[str, list[str]] = {}
+        for n in self.runs:
+            fields.setdefault(n.field, []).append(n.value)
+        shown = "; ".join(f"{name}={', '.join(values)}" for name, values in fields.items())
+        return f"All {len(self.runs)} neighbours fail as well: {shown}."
+
     def line(self, field: str, case: AttendCase, tiles: tuple[int, ...]) -> str:
         """What the neighbours in one field say, on one line; "" if none was run."""
         runs = [n for n in self.runs if n.field == field]
@@ -61,7 +71,7 @@ class Neighbours:
             _said([n.value for n in members], verdict)
             for verdict, members in groupby(runs, key=lambda n: n.verdict)
         ]
-        if {n.verdict for n in runs} == {"fails"}:
+        if {n.verdict for n in runs} == {"fails"} and field not in ("q", "k", "v"):
             parts[-1] += " as well"
         edge = boundary(case, runs, tiles) if field == "Tk" else None
         return ", ".join(parts) + (f"     <- boundary: tile {edge}" if edge else "")
@@ -77,11 +87,14 @@ def _said(values: list[str], verdict: str) -> str:
 
 
 def boundary(case: AttendCase, runs: list[Neighbour], tiles: tuple[int, ...]) -> int | None:
-    """The largest declared tile whose multiples alone pass."""
+    """The largest declared tile whose multiples alone pass, or that the case is just past."""
     passing = {n.case.Tk for n in runs if n.verdict == "passes"} - {0}
     failing = {case.Tk} | {n.case.Tk for n in runs if n.verdict.startswith("fails")}
     for tile in sorted(tiles, reverse=True):
-        if passing and not any(Tk % tile for Tk in passing) and all(Tk % tile for Tk in failing):
+        whole = {Tk for Tk in passing if Tk % tile == 0}
+        multiples = whole == passing and all(Tk % tile for Tk in failing)
+        threshold = case.Tk - 1 in whole and min(failing) == case.Tk
+        if whole and (multiples or threshold):
             return tile
     return None
 

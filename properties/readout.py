@@ -60,7 +60,9 @@ def read(subject: Subject, case: AttendCase, row: tuple[int, int, int] | None) -
         part = replace(tensors, v=_identity(tensors, origin))
         keys = slice(origin, min(origin + case.D, case.Tk))
         width = keys.stop - keys.start
-        observed[..., keys] = subject.attend(part).out.double()[..., :width]
+        observed[..., keys] = subject.attend(subject.lay_out(part, case.view)).out.double()[
+            ..., :width
+        ]
         budget = budget_of(part, subject.numerics, generic=False)
         allowed[..., keys] = budget.out_allowed[..., :width]
     seen = expected.sum(-1, keepdim=True) > 0

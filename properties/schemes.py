@@ -14,10 +14,16 @@ LN2 = math.log(2)
 
 @st.composite
 def spots(draw: st.DrawFn, case: AttendCase) -> AttendCase:
-    """Uniform weights and a value in a single place: the simplest content there is."""
-    place = [draw(st.integers(0, n - 1)) for n in (case.B, case.Hkv, max(case.Tk, 1))]
-    column = draw(st.integers(0, case.D - 1))
-    return replace(case, v="zeros;{},{},{},{}=1".format(*place, column))
+    """Uniform weights and a value in a single place: the simplest content there is.
+
+    The place is one draw: what takes the fewest draws is what a counterexample shrinks to.
+    """
+    place, shape = [], (case.D, max(case.Tk, 1), case.Hkv, case.B)
+    at = draw(st.integers(0, math.prod(shape) - 1))
+    for n in shape:
+        at, index = divmod(at, n)
+        place.insert(0, index)
+    return replace(case, v="zeros;{},{},{},{}=1".format(*place))
 
 
 @st.composite

@@ -38,6 +38,14 @@ def past_tile(domain: Domain, most: int) -> st.SearchStrategy[int]:
     return st.sampled_from(sorted(lengths) or [min(most, 17)])
 
 
+def affordable(
+    domain: Domain, heads: list[tuple[int, int]], B: int, long: bool
+) -> list[tuple[int, int]]:
+    """Those of *heads* that are supported and, where work is limited, leave room for two tiles."""
+    known = [h for h in heads if h[0] == h[1] or domain.has("gqa")]
+    return [h for h in known if domain.affords(B, h[0], long)] or [min(known)]
+
+
 @st.composite
 def shapes(
     draw: st.DrawFn,
@@ -48,13 +56,18 @@ def shapes(
     Tq: st.SearchStrategy[int] | int | None = None,
     long: bool = False,
     square: bool = False,
+    fewest: int = 1,
 ) -> AttendCase:
-    """A case with shapes only. *long*: the keys end in a partial tile that is not the first."""
+    """A case with shapes only. *long*: the keys end in a partial tile that is not the first.
+
+    Where work is limited there may be fewer requests than drawn, but no fewer than *fewest*.
+    """
     b = B if isinstance(B, int) else draw(B)
-    Hq, Hkv = draw(st.sampled_from(heads or domain.heads()))
-    rows = max(domain.tiles) if domain.steps is not None else 130
-    while domain.steps is not None and b * Hq > domain.steps // 2 and b > 1:
+    pairs = affordable(domain, heads or domain.heads(), b, long)
+    while not isinstance(B, int) and b > fewest and not domain.affords(b, pairs[0][0], long):
         b -= 1
+    Hq, Hkv = draw(st.sampled_from(pairs))
+    rows = max(domain.tiles) if domain.steps is not None else 130
     most_q = max(1, min(rows, domain.max_tokens, domain.cells // (b * Hq * 256)))
     if isinstance(Tq, int):
         tq = Tq
@@ -64,7 +77,9 @@ def shapes(
     tq = min(tq, most_q)
     most = domain.most_keys(b, Hq, tq)
     if square or not domain.has("unequal_lengths"):
-        tk = tq = max(min(tq, most), domain.min_keys)
+        if long:
+            tq = draw(past_tile(domain, domain.most_square(b, Hq)))
+        tk = tq = max(min(tq, domain.most_square(b, Hq)), domain.min_keys)
     else:
         least = domain.min_keys if domain.has("more_queries") else min(tq, most)
         tk = draw(past_tile(domain, most) if long else near_tiles(domain, most, least))

@@ -85,6 +85,15 @@ def partial_tile(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(st.one_of(spots(case), generic(domain, case)))
 
 
+@stratum
+def padded_head(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """A head size that kernels pad to the next power of two, if there is one; the default scale."""
+    case = draw(shapes(domain, long=True))
+    sizes = [n for n in domain.head_sizes if n & (n - 1)] or [max(domain.head_sizes)]
+    made = draw(generic(domain, replace(case, D=draw(st.sampled_from(sizes)))))
+    return replace(made, scale=None)
+
+
 @requires("unequal_lengths")
 @stratum
 def decode(draw: st.DrawFn, domain: Domain) -> AttendCase:
@@ -94,7 +103,7 @@ def decode(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, case))
 
 
-@requires("more_queries")
+@requires("more_queries", "unequal_lengths")
 @stratum
 def more_queries(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Fewer keys than queries; under bottom-right causality the first rows see nothing."""
@@ -109,7 +118,8 @@ def more_queries(draw: st.DrawFn, domain: Domain) -> AttendCase:
 @stratum
 def grouped(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """1 < Hkv < Hq, groups that are no power of two among them; every head's content differs."""
-    case = draw(shapes(domain, heads=[(4, 2), (6, 2), (6, 3)], B=st.sampled_from([1, 2])))
+    heads, B = [(4, 2), (6, 2), (6, 3)], st.sampled_from([1, 2])
+    case = draw(shapes(domain, heads=heads, B=B, long=True))
     case = draw(masked(domain, case))
     return draw(st.one_of(generic(domain, case), st.just(replace(case, v="onehot"))))
 
@@ -127,13 +137,20 @@ def whole_tiles(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(needle(domain, replace(case, Tq=Tq, Tk=Tk, causal="bottom_right")))
 
 
+def stretched(domain: Domain, case: AttendCase, Tk: int) -> AttendCase:
+    """*case* with *Tk* keys, or as many as one launch may cost."""
+    if domain.has("unequal_lengths"):
+        return replace(case, Tk=max(case.Tk, min(Tk, domain.most_keys(1, case.Hq, case.Tq))))
+    most = max(case.Tk, min(Tk, domain.most_square(1, case.Hq)))
+    return replace(case, Tq=most, Tk=most)
+
+
 @stratum
 def long_context(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """As many keys as thresholds between two algorithms lie at: 1025, or what a launch may cost."""
     case = draw(shapes(domain, B=1, heads=[(1, 1)], Tq=st.sampled_from([1, 2]), long=True))
-    Tk = min(draw(st.sampled_from([1025, 513, 1024])), domain.most_keys(1, 1, case.Tq))
-    if domain.has("unequal_lengths"):
-        case = replace(case, Tk=max(case.Tk, Tk), D=max(domain.head_sizes))
+    case = stretched(domain, case, draw(st.sampled_from([1025, 513, 1024])))
+    case = replace(case, D=max(domain.head_sizes))
     mask = f"keep:{draw(SEEDS)}:50:k" if domain.has("mask") else None
     return draw(generic(domain, replace(case, mask=mask)))
 
@@ -142,23 +159,21 @@ def long_context(draw: st.DrawFn, domain: Domain) -> AttendCase:
 def long_sums(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Equal weights over many tiles, values that add up: to 68,000, past the largest of fp16."""
     case = draw(shapes(domain, B=1, heads=[(1, 1)], Tq=st.sampled_from([1, 2]), long=True))
-    Tk = min(draw(st.sampled_from([1700, 600])), domain.most_keys(1, 1, case.Tq))
-    if domain.has("unequal_lengths"):
-        case = replace(case, Tk=max(case.Tk, Tk))
+    case = stretched(domain, case, draw(st.sampled_from([1700, 600])))
     return replace(case, k=f"random:{draw(SEEDS)}", v=f"around:{draw(SEEDS)}:40.0:1.0")
 
 
 @requires("lengths")
 @stratum
 def ragged(draw: st.DrawFn, domain: Domain) -> AttendCase:
-    """Two or three requests of other lengths; in most cases one of them is empty."""
-    case = draw(shapes(domain, B=st.sampled_from([2, 3]), heads=[(1, 1), (2, 2)]))
-    lengths = [draw(near_tiles(domain, case.Tk)) for _ in range(case.B)]
-    empty = draw(st.sampled_from([0, case.B - 1, 1, None]))
-    if empty is not None:
-        lengths[min(empty, case.B - 1)] = 0
-    if len(set(lengths)) == 1:
-        lengths[0] = max(0, lengths[0] - 1)
+    """Two or three requests of other lengths, in any order: one in part, one whole, one empty."""
+    case = draw(shapes(domain, B=st.sampled_from([3, 2]), heads=[(1, 1), (2, 2)], fewest=2))
+    if case.Tk == 1:
+        case = replace(case, Tk=2, Tq=case.Tq if domain.has("unequal_lengths") else 2)
+    part = draw(near_tiles(domain, case.Tk - 1))
+    lengths = draw(st.permutations([part, case.Tk, 0][: case.B]))
+    if case.B == 2 and draw(st.booleans()):
+        lengths = [0 if n == case.Tk else n for n in lengths]
     case = replace(case, lengths=tuple(lengths), causal=draw(st.sampled_from(domain.corners)))
     return draw(generic(domain, replace(case, at=draw(st.integers(0, 2)))))
 
@@ -263,7 +278,7 @@ def one_hot_softmax(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(peaky(domain, draw(masked(domain, draw(shapes(domain))))))
 
 
-@requires("no_keys")
+@requires("no_keys", "more_queries", "unequal_lengths")
 @stratum
 def no_keys(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Tk = 0: every row is empty."""
@@ -300,6 +315,15 @@ def dyadic(draw: st.DrawFn, domain: Domain) -> AttendCase:
     )
 
 
+@requires("scale", "scale.nonpositive")
+@stratum
+def nonpositive_scale(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """A scale of zero or below, causal where there is a corner: hidden scores stay hidden."""
+    case = draw(shapes(domain))
+    case = replace(case, causal=draw(st.sampled_from(domain.corners[::-1])))
+    return replace(draw(generic(domain, case)), scale=draw(st.sampled_from([-0.3, 0.0, -1.0])))
+
+
 @requires("window")
 @stratum
 def windows(draw: st.DrawFn, domain: Domain) -> AttendCase:
@@ -333,7 +357,7 @@ def sink_tokens(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, replace(case, window=window, sinks=draw(st.sampled_from([1, 4])))))
 
 
-@requires("window", "more_queries")
+@requires("window", "more_queries", "unequal_lengths")
 @stratum
 def wide_windows(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """A window wider than all there is, over fewer keys than queries: it hides what is after it."""
@@ -348,11 +372,9 @@ def wide_windows(draw: st.DrawFn, domain: Domain) -> AttendCase:
 @stratum
 def positions(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Explicit positions, another offset in each request."""
-    case = draw(shapes(domain, B=st.sampled_from([1, 2, 3])))
+    case = draw(shapes(domain, B=st.sampled_from([2, 1, 3]), long=True))
     recipe = draw(
-        st.one_of(
-            st.integers(-2, 40).map("offset:{}".format), st.integers(0, 255).map("gaps:{}".format)
-        )
+        st.one_of(SEEDS.map("gaps:{}".format), st.integers(-2, 40).map("offset:{}".format))
     )
     return draw(generic(domain, replace(case, causal="positions", positions=recipe)))
 
@@ -365,25 +387,32 @@ def corner(name: str) -> Stratum:
     def build(draw: st.DrawFn, domain: Domain) -> AttendCase:
         case = draw(shapes(domain))
         if case.Tq == case.Tk:
-            case = replace(case, Tk=case.Tk + 1)
+            more = domain.fits(case.B, case.Hq, case.Tq, case.Tk + 1)
+            case = replace(case, Tk=case.Tk + 1) if more else replace(case, Tq=case.Tq - 1)
         return draw(needle(domain, replace(case, causal=name)))
 
     return build
 
 
-@either("mask", "lengths", "no_keys")
-@stratum
-def nothing_visible(draw: st.DrawFn, domain: Domain) -> AttendCase:
+def nothing_visible(domain: Domain) -> Strategy | None:
     """No query sees any key: masked whole, or all lengths 0, or no keys at all."""
+    no_keys = domain.has("no_keys", "more_queries", "unequal_lengths")
+    if not (no_keys or domain.has("mask") or domain.has("lengths")):
+        return None
+    return _nothing_visible(domain, no_keys)
+
+
+@st.composite
+def _nothing_visible(draw: st.DrawFn, domain: Domain, no_keys: bool) -> AttendCase:
     case = draw(shapes(domain))
     ways: list[dict[str, object]] = []
     if domain.has("mask"):
         ways += [{"mask": "nothing"}, {"mask": "prefix:0"}]
     if domain.has("lengths"):
         ways.append({"lengths": (0,) * case.B})
-    if domain.has("no_keys"):
+    if no_keys:
         ways.append({"Tk": 0})
-    way = draw(st.sampled_from(ways)) if ways else {}
+    way = draw(st.sampled_from(ways))
     return draw(generic(domain, replace(case, **way)))  # type: ignore[arg-type]
 
 
@@ -418,9 +447,8 @@ def unseen_by_corner(draw: st.DrawFn, domain: Domain) -> AttendCase:
 @stratum
 def several_requests(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Two or three requests, one of them looked at."""
-    case = draw(shapes(domain, B=st.sampled_from([2, 3]), heads=domain.heads()[:4], long=True))
-    if case.B == 1:
-        case = replace(case, B=2, Tk=min(case.Tk, domain.most_keys(2, case.Hq, case.Tq)))
+    several, heads = st.sampled_from([2, 3]), domain.heads()[:4]
+    case = draw(shapes(domain, B=several, heads=heads, long=True, fewest=2))
     case = draw(masked(domain, case))
     return draw(generic(domain, replace(case, at=draw(st.integers(0, 2)))))
 
@@ -437,7 +465,7 @@ def several_rows(draw: st.DrawFn, domain: Domain) -> AttendCase:
 @stratum
 def views(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """A view that is not contiguous."""
-    case = draw(masked(domain, draw(shapes(domain))))
+    case = draw(masked(domain, draw(shapes(domain, long=True))))
     return draw(generic(domain, replace(case, view=draw(st.sampled_from(VIEWS[1:])))))
 
 
@@ -447,7 +475,8 @@ def prefill(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """A causal prefill over cached context: at least two queries, no more than keys."""
     case = draw(shapes(domain, Tq=st.sampled_from([2, 3, 5, 17, 33]), long=True))
     cut = draw(st.integers(0, 31))
-    case = replace(case, causal="bottom_right", Tk=max(case.Tk, case.Tq), at=cut)
+    Tk = max(case.Tk, 2)
+    case = replace(case, causal="bottom_right", Tq=min(case.Tq, Tk), Tk=Tk, at=cut)
     return draw(generic(domain, case))
 
 
@@ -456,11 +485,11 @@ def reading(inner: Stratum) -> Stratum:
 
     def build(domain: Domain) -> Strategy | None:
         strategy = inner(domain)
-        width = bits_per_column(domain.out)
+        width, D = bits_per_column(domain.out), max(domain.head_sizes)  # fewest launches
         if strategy is None:
             return None
         return strategy.map(
-            lambda c: replace(c, q="zeros", k="zeros", v=f"bits:0:{width}", scale=None)
+            lambda c: replace(c, D=D, q="zeros", k="zeros", v=f"bits:0:{width}", scale=None)
         )
 
     return build
@@ -474,7 +503,7 @@ def with_future(inner: Stratum) -> Stratum:
         if strategy is None:
             return None
         return st.builds(
-            lambda c, at: replace(c, at=at, Tq=max(c.Tq, 2), Tk=max(c.Tk, c.Tq, 2)),
+            lambda c, at: replace(c, at=at, Tq=max(min(c.Tq, c.Tk), 2), Tk=max(c.Tk, 2)),
             strategy,
             st.integers(0, 7),
         )
@@ -495,6 +524,7 @@ NEEDING: dict[str, dict[str, object]] = {
     "more_queries": {"Tq": 7},
     "unequal_lengths": {"Tq": 3},
     "scale": {"scale": 0.3},
+    "scale.nonpositive": {"scale": -0.3},
     "strides": {"view": "inner"},
 }
 """Feature -> the fields of a case that needs it."""
@@ -512,5 +542,7 @@ def declined(draw: st.DrawFn, domain: Domain) -> AttendCase:
 @stratum
 def malformed(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """A good case, and which way to spoil it."""
-    case = AttendCase(Tq=3, Tk=5, D=domain.head_sizes[0], q="random:1", k="random:2", v="random:3")
-    return replace(case, at=draw(st.integers(0, 5)))
+    Tk = max(5, domain.min_keys)
+    Tq = 3 if domain.has("unequal_lengths") else Tk
+    case = AttendCase(Tq=Tq, Tk=Tk, D=domain.head_sizes[0], q="random:1", k="random:2")
+    return replace(case, v="random:3", at=draw(st.integers(0, 5)))

@@ -84,7 +84,7 @@ VALUES = (
             ),
         ),
         report="A139",
-        hides="Where the weight is, exp is nearly right: the error grows with the square of z - m.",
+        hides="Nearly right where the weight is: the error grows with (z - m) squared.",
         law="attention.value",
     ),
     _mutant(

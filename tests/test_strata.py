@@ -1,0 +1,350 @@
+"""Each stratum generates cases that carry its label, that the kernel supports, and that are cheap."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from toy_kernels import Toy, all_but, only, toy
+
+from kernelassay.impls import torch_reference, torch_sdpa
+from kernelassay.impls.contract import FEATURES, Capabilities
+from kernelassay.oracle.visibility import visible
+from kernelassay.properties import strata as s
+from kernelassay.properties.case import AttendCase, checked, literal, parse_case
+from kernelassay.properties.domain import Domain, domain_of, head_sizes_at, lacking
+from kernelassay.properties.engine import Options, check
+from kernelassay.properties.failures import WrongValue
+from kernelassay.properties.inputs import logical, visibility_of
+from kernelassay.properties.labels import labels
+from kernelassay.properties.memory import VIEWS
+from kernelassay.properties.property import Property, select
+from kernelassay.properties.subject import Subject
+
+LAWS = {law.name: law for law in select()}
+STRATA = {
+    (label, id(build)): (law.name, label, build)
+    for law in LAWS.values()
+    for label, build in law.strata.items()
+}
+"""Each stratum once, though several laws share it."""
+
+OPTIONAL = sorted(set(FEATURES) - {"attend"})
+
+
+def _domain(capabilities: Capabilities, device: str = "cpu", level: str = "nightly") -> Domain:
+    subject = Subject(
+        Toy(capabilities=capabilities, numerics=None), capabilities.dtypes[0], device
+    )
+    return domain_of(subject, level)
+
+
+def _domains() -> Iterator[tuple[str, Domain]]:
+    """Every kind of kernel: bundled, one with a single feature, one with all but one, odd sizes."""
+    sdpa = (torch_sdpa.math, torch_sdpa.flash, torch_sdpa.flash_cpu, torch_sdpa.efficient)
+    for kernel in (torch_reference.adapter, *sdpa, torch_sdpa.cudnn):
+        for device in kernel.capabilities.devices:
+            yield f"{kernel.name}-{device}", _domain(kernel.capabilities, device)
+    yield "attend alone", _domain(only())
+    for feature in OPTIONAL:
+        yield f"only {feature}", _domain(only(feature))
+        yield f"all but {feature}", _domain(only(*all_but(feature)))
+    pair = ("unequal_lengths", "causal.bottom_right")
+    yield "a decode kernel", _domain(only(*pair, "lengths"))
+    yield "a small kernel", _domain(only(*FEATURES, tiles=(4,), max_tokens=40, head_sizes=(8,)))
+    yield "two keys at least", _domain(only(*FEATURES, min_keys=2, tiles=(16,)))
+    yield "many keys at least", _domain(only(*FEATURES, min_keys=16, tiles=(16, 128)))
+    yield "a large tile", _domain(only(*FEATURES, tiles=(512,), head_sizes=(256, 80)))
+    interpreted = only(*FEATURES, devices=("interpreter",), tiles=(32, 64), head_sizes=(16, 80))
+    yield "interpreted", _domain(interpreted, "interpreter")
+    few = replace(interpreted, work_limit={"interpreter": 4}, tiles=(16,))
+    yield "interpreted, few steps", _domain(few, "interpreter")
+    sixteen = only(*all_but("causal.positions", "window", "sink_tokens"), tiles=(16,))
+    yield "like triton_attention", _domain(
+        replace(sixteen, devices=("interpreter",), tiles=(32, 64)), "interpreter"
+    )
+
+
+DOMAINS = dict(_domains())
+
+
+def draw(strategy: st.SearchStrategy[AttendCase], count: int, seed: int) -> list[AttendCase]:
+    """*count* cases, with every health check on."""
+    cases: list[AttendCase] = []
+
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @hypothesis.seed(seed)
+    @given(case=strategy)
+    def collect(case: AttendCase) -> None:
+        cases.append(case)
+
+    collect()
+    return cases
+
+
+def too_dear(case: AttendCase, domain: Domain) -> bool:
+    """Whether a launch of the case costs more than the device may spend on one."""
+    return not domain.fits(case.B, case.Hq, case.Tq, case.Tk)
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+def test_each_stratum_keeps_to_label_capabilities_and_cost(name: str) -> None:
+    """Every case carries its stratum's label, needs what is supported, and fits the device."""
+    domain, wrong = DOMAINS[name], []
+    for law, label, build in STRATA.values():
+        strategy = build(domain) if label != "declined" else None
+        if strategy is None or LAWS[law].requires - domain.supports:
+            continue
+        for case in draw(strategy, 4, seed=len(wrong)):
+            checked(case)
+            lacks = lacking(case, domain)
+            dear = too_dear(case, domain)
+            if lacks or dear or label not in labels(case, domain):
+                wrong.append(f"{law} {label}: {case!r} lacks {lacks}, too dear: {dear}")
+                break
+    assert not wrong, "\n".join(wrong)
+
+
+def test_strata_exist_where_their_features_do() -> None:
+    """A kernel with every feature meets every stratum; one with attend alone meets the plain ones."""
+    full, bare = _domain(only(*FEATURES, declines=())), _domain(only())
+    missing = [label for _, label, build in STRATA.values() if build(full) is None]
+    assert not missing
+    kept = {label for _, label, build in STRATA.values() if build(bare) is not None}
+    assert {"plain", "random_content", "scores_rising", "several_rows", "counting"} <= kept
+    assert not kept & {"grouped", "ragged", "boolean_mask", "decode", "windows", "positions"}
+
+
+def test_generation_is_quick() -> None:
+    """A case is drawn in a few milliseconds, so that smoke is a matter of seconds."""
+    domain, began, count = DOMAINS["torch_reference-cpu"], time.process_time(), 0
+    for _, label, build in list(STRATA.values())[::3]:
+        if label != "declined" and (strategy := build(domain)) is not None:
+            count += len(draw(strategy, 10, seed=1))
+    assert (time.process_time() - began) / count < 0.025
+
+
+def dealt(law: Property, kernel: Any, seed: int = 0, level: str = "smoke") -> list[AttendCase]:
+    """The cases that the engine deals to a law, in order."""
+    cases: list[AttendCase] = []
+    collecting = replace(law, body=lambda subject, case: cases.append(case))
+    outcome = check(collecting, Subject(kernel, "fp32", "cpu"), Options(level=level, seed=seed))
+    assert outcome.record.status == "passed", outcome.record.reason
+    return cases
+
+
+@pytest.fixture(scope="module")
+def reached() -> dict[str, list[AttendCase]]:
+    """What the pr level deals to the laws whose strata are of interest, by law."""
+    names = (
+        "attention.value", "attention.extreme_scores", "attention.empty_rows", "attention.views",
+        "attention.memory", "alignment.visible_set", "alignment.causal_corner",
+    )  # fmt: skip
+    return {n: dealt(LAWS[n], torch_reference.adapter, level="pr") for n in names}
+
+
+def _anywhere(reached: dict[str, list[AttendCase]], holds: Callable[[AttendCase], bool]) -> bool:
+    return any(holds(case) for cases in reached.values() for case in cases)
+
+
+LENGTHS: dict[str, Callable[[AttendCase], bool]] = {
+    **{
+        f"Tk = {tile} {off:+d}": lambda c, n=tile + off: c.Tk == n  # type: ignore[misc]
+        for tile in (4, 32, 64)
+        for off in (-1, 0, 1)
+        if tile != 32
+    },
+    **{f"Tq = {n}": lambda c, n=n: c.Tq == n < c.Tk for n in (1, 2, 3)},  # type: ignore[misc]
+    "past 512": lambda c: c.Tk == 513,
+    "at 1024 or past it": lambda c: c.Tk in (1024, 1025),
+    "fewer keys": lambda c: 0 < c.Tk < c.Tq,
+    "no keys": lambda c: c.Tk == 0,
+    "two tiles and a rest": lambda c: c.Tk == 129,
+}
+HEADS: dict[str, Callable[[AttendCase], bool]] = {
+    f"heads {q}/{kv}": lambda c, q=q, kv=kv: (c.Hq, c.Hkv) == (q, kv)  # type: ignore[misc]
+    for q, kv in ((4, 2), (6, 2), (6, 3), (1, 1))
+}
+OTHERS: dict[str, Callable[[AttendCase], bool]] = {
+    "a scale": lambda c: c.scale not in (None, 1.0, c.D**-0.5),
+    "a window of one": lambda c: c.window[0] == 0,
+    "a window of two": lambda c: c.window[0] == 1,
+    "a window to the right": lambda c: c.window[1] == 1,
+    "sinks": lambda c: c.sinks > 0 and c.window[0] is not None and c.Tk > c.sinks + c.window[0],
+    "a first tile masked": lambda c: c.mask == "suffix:64",
+    **{f"view {v}": lambda c, v=v: c.view == v for v in VIEWS},  # type: ignore[misc]
+    "empty member first": lambda c: c.lengths is not None and c.B > 1 and c.lengths[0] == 0,
+    "empty member last": lambda c: c.lengths is not None and c.B > 1 and c.lengths[-1] == 0,
+    "empty member between": lambda c: (
+        c.B == 3 and c.lengths is not None and c.lengths[1] == 0 < min(c.lengths[0], c.lengths[2])
+    ),
+    "offset positions": lambda c: (c.positions or "").startswith("offset:"),
+    "gaps between positions": lambda c: (c.positions or "").startswith("gaps:"),
+}
+
+
+@pytest.mark.parametrize("what", [*LENGTHS, *HEADS, *OTHERS])
+def test_the_generator_reaches(what: str, reached: dict[str, list[AttendCase]]) -> None:
+    """The pr level deals a case of each kind at which kernels have been wrong."""
+    assert _anywhere(reached, {**LENGTHS, **HEADS, **OTHERS}[what])
+
+
+def _scores(case: AttendCase) -> Any:
+    tensors = logical(case, "fp32")
+    k = tensors.k.double().repeat_interleave(case.Hq // case.Hkv, 1)
+    scores = tensors.softmax_scale * tensors.q.double() @ k.transpose(-1, -2)
+    return scores.masked_fill(~visible(visibility_of(case), case.shape), -float("inf"))
+
+
+def test_scores_lie_everywhere(reached: dict[str, list[AttendCase]]) -> None:
+    """Row maxima lie far above and far below zero, in the first, a middle and the last tile."""
+    tops, tiles = set(), set()
+    for case in reached["attention.extreme_scores"]:
+        if case.Tk < 3:
+            continue
+        top, at = _scores(case).max(-1)
+        tops |= {float(top.max()), float(top.min())}
+        last = (case.Tk - 1) // 64
+        tiles |= {"first" if t == 0 else "last" if t == last else "middle"
+                  for t in (at // 64).unique().tolist() if last >= 2}  # fmt: skip
+    assert max(tops) > 50_000
+    assert any(4000 < t < 5000 for t in tops)
+    assert any(90 < t < 300 for t in tops)
+    assert any(-200 < t < -90 for t in tops)
+    assert any(-62_000 < t < -58_000 for t in tops)
+    assert tiles == {"first", "middle", "last"}
+
+
+def test_values_tell_heads_apart(reached: dict[str, list[AttendCase]]) -> None:
+    """Where heads are grouped, no two KV heads hold the same values."""
+    grouped = [c for c in reached["attention.value"] if 1 < c.Hkv < c.Hq]
+    assert grouped
+    for case in grouped:
+        v = logical(case, "fp32").v
+        assert not any(bool((v[:, 0] == v[:, h]).all()) for h in range(1, case.Hkv)), case
+
+
+def smallest(
+    stratum: s.Stratum, holds: Callable[[AttendCase], bool], seed: int = 0, **declared: Any
+) -> AttendCase:
+    """What the engine shrinks a failure to, were every case with *holds* one."""
+
+    def body(subject: Subject, case: AttendCase) -> None:
+        if holds(case):
+            raise WrongValue("a case of the kind", ratio=None)
+
+    law = replace(LAWS["attention.value"], body=body, strata={"stratum": stratum})
+    outcome = check(law, toy(head_sizes=(64,), **declared), Options(seed=seed))
+    assert outcome.found is not None, outcome.record.reason
+    found: AttendCase = outcome.found.case
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_partial_tile_shrinks_to_the_smallest(seed: int) -> None:
+    """The smallest case past a tile of 16 has one row, one head, 17 keys and simple content."""
+    found = smallest(s.partial_tile, lambda c: c.Tk > 16 and c.Tk % 16 != 0, seed, tiles=(16,))
+    assert found == AttendCase(Tk=17, v="zeros;0,0,0,0=1")
+
+
+SMALLEST = {
+    "grouped": AttendCase(Hq=4, Hkv=2, Tk=17, v="onehot"),
+    "decode": AttendCase(Tk=17, causal="top_left", q="random:0", k="random:1", v="random:2"),
+    "windows": AttendCase(window=(0, 0), q="random:0", k="random:1", v="random:2"),
+    "several_rows": AttendCase(Tq=2, q="random:0", k="random:1", v="random:2"),
+    "plain": AttendCase(v="zeros;0,0,0,0=1"),
+    "spike_rows": AttendCase(Tk=17, scale=1.0, q="axis:1.0", k="spike:-24.0", v="step"),
+}
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_strata_shrink_to_small_shapes(name: str) -> None:
+    """Whatever fails in a stratum shrinks to the smallest case that the stratum holds."""
+    assert smallest(getattr(s, name), lambda c: True, tiles=(16,)) == SMALLEST[name]
+
+
+def test_ragged_batches_shrink_to_two_short_requests() -> None:
+    """No more than three requests of at most two keys are left."""
+    found = smallest(s.ragged, lambda c: True, tiles=(16,))
+    assert (found.Hq, found.Tq, found.Tk) == (1, 1, 2)
+
+
+def test_equal_capabilities_see_equal_cases() -> None:
+    """One law and seed deal the same cases to two kernels, and again to the first."""
+    law, other = LAWS["attention.value"], Toy(name="another")
+    first = dealt(law, torch_reference.adapter)
+    assert first == dealt(law, other)
+    assert first == dealt(law, torch_reference.adapter)
+
+
+def test_seeds_and_laws_see_cases_of_their_own() -> None:
+    """Another seed deals other cases; two laws that share a stratum see different ones."""
+    law, stratum = LAWS["attention.value"], {"random_content": s.random_content}
+    first, second = (replace(law, name=n, strata=stratum) for n in ("a.one", "a.two"))
+    cases = dealt(first, torch_reference.adapter)
+    for others in (
+        dealt(first, torch_reference.adapter, seed=1),
+        dealt(second, torch_reference.adapter),
+    ):
+        assert len(set(cases) & set(others)) <= len(cases) // 4  # the simplest ones recur
+
+
+def test_an_undrawable_stratum_is_none_not_an_error() -> None:
+    """No pair of features makes a stratum raise while it is built or drawn from."""
+    for a, b in zip(OPTIONAL, OPTIONAL[1:] + OPTIONAL[:1], strict=True):
+        domain = _domain(only(a, b))
+        for _, label, build in STRATA.values():
+            strategy = build(domain) if label != "declined" else None
+            if strategy is not None:
+                draw(strategy, 1, seed=3)
+
+
+def test_declined_cases_need_what_is_declined_and_nothing_undeclared() -> None:
+    """Each declined feature is asked for alone, as far as one can be."""
+    capabilities = replace(only("unequal_lengths"), declines=all_but("unequal_lengths", "attend"))
+    domain = _domain(capabilities)
+    strategy = s.declined(domain)
+    assert strategy is not None
+    asked = {f for c in draw(strategy, 200, seed=0) for f in lacking(c, domain)}
+    assert asked == set(s.NEEDING) - {"unequal_lengths"}
+
+
+def test_every_case_prints_and_parses(reached: dict[str, list[AttendCase]]) -> None:
+    """Whatever is generated is a literal that parses back."""
+    for cases in reached.values():
+        for case in cases[::7]:
+            assert parse_case(literal(case)) == case
+
+
+def test_levels_take_head_sizes_in_turn() -> None:
+    """Smoke takes two head sizes, pr four, one half no powers of two; seeds take other ones."""
+    sizes = (16, 32, 64, 80, 96, 128, 112)
+    smoke = [head_sizes_at(sizes, "smoke", seed) for seed in range(4)]
+    assert all(len(x) == 2 and any(n & (n - 1) for n in x) for x in smoke)
+    assert {n for x in smoke for n in x} == set(sizes)
+    assert len(head_sizes_at(sizes, "pr", 0)) == 4
+    assert head_sizes_at(sizes, "nightly", 0) == tuple(sorted(sizes))
+    assert head_sizes_at((64,), "smoke", 5) == (64,)
+    assert head_sizes_at((16, 64), "smoke", 1) == (16, 64)
+
+
+def test_the_cost_limit_of_an_interpreted_launch() -> None:
+    """A launch of 16 tile steps fits, one of 17 does not, and most_keys is the last that does."""
+    domain = DOMAINS["interpreted"]
+    for B, Hq, Tq in ((1, 1, 1), (1, 6, 1), (2, 2, 65), (1, 1, 64)):
+        most = domain.most_keys(B, Hq, Tq)
+        assert domain.fits(B, Hq, Tq, most)
+        assert not domain.fits(B, Hq, Tq, most + 1)
+    square = domain.most_square(1, 2)
+    assert domain.fits(1, 2, square, square)
+    assert not domain.fits(1, 2, square + 1, square + 1)
