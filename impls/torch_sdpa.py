@@ -67,7 +67,7 @@ class Sdpa:
                 mine = self.headline in text.lower()
             elif mine and text not in own:
                 own.append(text)
-        return " ".join(own)
+        return " ".join(own or dict.fromkeys(messages))
 
     def _arguments(self, call: AttendCall) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """k, v and the arguments that say who sees what; views of k and v, never copies."""

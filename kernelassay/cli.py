@@ -137,7 +137,9 @@ def _mutants(commands: "Commands") -> None:
     ).add_argument  # fmt: skip
     add("--family", action="append", default=[], metavar="F", help="mutants of this family only")
     add("--level", default="smoke", choices=("smoke", "pr", "nightly"), help="(default: smoke)")
-    add("--seed", type=int, help="run seed (default: 0)")
+    add("--seed", type=int, help="first run seed (default: 0)")
+    add("--seeds", type=_at_least(1), default=1, metavar="N", help="as many seeds from there on")
+    add("--device", choices=("cpu", "cuda", "interpreter"), help="variants that run there only")
     add("--json", metavar="FILE", help="write the outcome there")
     add("--workers", type=_at_least(1), default=0, metavar="N", help="worker processes")
 

@@ -56,7 +56,8 @@ def main(args: argparse.Namespace) -> int:
     _save(args.text, text + "\n")
     if args.json:
         seconds = round(time.perf_counter() - began, 2)
-        _save(args.json, json.dumps(document(run, records, seconds), indent=1) + "\n")
+        made = store.finite(document(run, records, seconds))
+        _save(args.json, json.dumps(made, indent=1, allow_nan=False) + "\n")
     return _code(run, records, strict=args.strict_features)
 
 

@@ -10,7 +10,7 @@ import statistics
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -66,18 +66,21 @@ class _Job:
     device: str
     level: str
     seed: int
-    family: str
+    families: tuple[str, ...]
 
 
 def main(args: Namespace) -> int:
-    """Exit code 0 when every mutant is killed and every control spared."""
+    """Exit code 0 when every mutant is killed and every control spared.
+
+    *args*: family (names, maybe none), level, seed, json, workers and, if given, seeds, device.
+    """
     first = args.seed or 0
     trials = run_mutants(
-        family=args.family,
-        level=args.level or "smoke",
-        seeds=range(first, first + (getattr(args, "seeds", None) or 1)),
-        device=args.device,
-        workers=args.workers or 2,
+        families=tuple(args.family or ()),
+        level=args.level,
+        seeds=range(first, first + getattr(args, "seeds", 1)),
+        device=getattr(args, "device", None),
+        workers=args.workers or min(8, os.cpu_count() or 1),
     )
     if args.json:
         Path(args.json).write_text(
@@ -88,7 +91,7 @@ def main(args: Namespace) -> int:
 
 def run_mutants(
     *,
-    family: str | None = None,
+    families: tuple[str, ...] = (),
     level: str = "smoke",
     seeds: range = range(1),
     device: str | None = None,
@@ -96,13 +99,14 @@ def run_mutants(
 ) -> list[Trial]:
     """A trial of each variant under each seed, printed as it ends.
 
-    *family*: only mutants whose law is of it, and only its laws. *device*: only variants that run
-    there; by default the CPU for those in PyTorch, and for those in Triton a GPU, or the interpreter.
+    *families*: only mutants whose law is of one, and only their laws. *device*: only variants that
+    run there; by default PyTorch's run on the CPU, Triton's on a GPU or else in the interpreter.
     """
     jobs = [
-        _Job(v.name, where, level, seed, family or "")
+        _Job(v.name, where, level, seed, families)
         for v in (*MUTANTS, *CONTROLS)
-        if (where := _device(v, device)) and (not family or v.law.split(".")[0] in (family, ""))
+        if (where := _device(v, device))
+        and (not families or v.law.split(".")[0] in (*families, ""))
         for seed in seeds
     ]
     trials = []
@@ -148,9 +152,11 @@ def _run(job: _Job) -> Trial:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     torch.set_num_threads(1)
     variant = next(v for v in (*MUTANTS, *CONTROLS) if v.name == job.variant)
-    laws = select(*([job.family] if job.family else []))
-    attempt = try_mutant if variant.law else try_control
-    return attempt(variant, job.device, laws, level=job.level, seed=job.seed)
+    laws = select(*job.families)
+    if variant.law:
+        return try_mutant(variant, job.device, laws, level=job.level, seed=job.seed)
+    dtypes = build(variant).capabilities.dtypes
+    return try_control(variant, job.device, laws, dtypes, level=job.level, seed=job.seed)
 
 
 def try_mutant(
@@ -169,12 +175,18 @@ def try_mutant(
 
 
 def try_control(
-    variant: Variant, device: str, laws: list[Property], *, level: str, seed: int
+    variant: Variant,
+    device: str,
+    laws: list[Property],
+    dtypes: Iterable[str],
+    *,
+    level: str,
+    seed: int,
 ) -> Trial:
     """The control meets every law with every dtype; the first that fails is a false alarm."""
     kernel = build(variant)
     began = time.perf_counter()
-    for dtype in kernel.capabilities.dtypes:
+    for dtype in dtypes:
         for law in laws:
             record = _check(law, kernel, dtype, device, level, seed)
             if record.status in (*WRONG, "suite_error"):

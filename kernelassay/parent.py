@@ -84,6 +84,8 @@ class Run:
         finally:
             for child in self._ever:
                 child.kill()
+                if child.log.stat().st_size == 0:
+                    child.log.unlink()
         return self.records()
 
     def _load(self) -> None:

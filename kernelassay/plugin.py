@@ -54,6 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[records_key] = []
     if not is_worker(config):
         config.pluginmanager.register(Collector(config), "kernelassay-collector")
+    path = config.getoption("assay_json")
+    if path and not Path(path).resolve().parent.is_dir():
+        raise pytest.UsageError(f"--assay-json {path}: its folder is not there")
     if _shipped(config) and not config.getoption("assay_kernel"):
         raise pytest.UsageError(NO_KERNEL)
 
@@ -141,9 +144,10 @@ class Collector:
         path = self._config.getoption("assay_json")
         if path and not self._config.option.collectonly:
             from kernelassay.pytest_items import document
+            from kernelassay.store import finite
 
-            text = json.dumps(document(self._config, session.items), indent=1)
-            Path(path).write_text(text + "\n")
+            made = finite(document(self._config, session.items))
+            Path(path).write_text(json.dumps(made, indent=1, allow_nan=False) + "\n")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """One line of counts, one for each kind of device that is not there."""

@@ -22,11 +22,12 @@ def prune(path: Path, specs: Sequence[str], limit: float) -> int:
     """Print what becomes of each entry and rewrite the file; 1 if a witness fails otherwise."""
     try:
         options = Settings(level="replay", limit=limit, expect=(str(path),)).options()
+        entries = Expectations.load(path).entries
     except ExpectationError as error:
         raise Unusable(str(error)) from None
-    kernels = _kernels(options.expectations.entries, specs)
+    kernels = _kernels(entries, specs)
     verdicts = []
-    for entry in options.expectations.entries:
+    for entry in entries:
         kernel = kernels.get(entry.kernel)
         verdict, detail = ("NOT RUN", "no kernel of this name is known; add --kernel SPEC")
         if kernel is not None:

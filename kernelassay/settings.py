@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kernelassay import store
-from kernelassay.plan import PlanError, check_expectations
+from kernelassay.plan import BUNDLED_EXPECTATIONS, PlanError, check_expectations
 from kernelassay.properties.case import AttendCase, CaseError, case_from, parse_case
 from kernelassay.properties.engine import Options
 from kernelassay.properties.expectations import ExpectationError, Expectations
@@ -31,7 +31,8 @@ class Settings:
         """The engine's options; files and literals are read and checked here."""
         select()
         try:
-            expectations = Expectations.load(*self.expect)
+            bundled = sorted(BUNDLED_EXPECTATIONS.glob("*.toml"))
+            expectations = Expectations.load(*bundled, *self.expect)
             regressions = Regressions.load(*self.regressions)
         except UnicodeDecodeError as error:
             files = ", ".join((*self.expect, *self.regressions))

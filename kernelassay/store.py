@@ -5,6 +5,7 @@ a command line) added, so that `kernelassay repro ID` works later.
 """
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,18 @@ def folder() -> Path:
     return FOLDER
 
 
+def finite(value: Any) -> Any:
+    """*value* for JSON, which has no infinities and no NaN: they become text."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def append_line(path: Path, value: dict[str, Any]) -> None:
     """Append one JSON line by a single write, so that processes may write to one file."""
-    line = json.dumps(value, allow_nan=False) + "\n"
+    line = json.dumps(finite(value), allow_nan=False) + "\n"
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(handle, line.encode())
@@ -85,5 +95,5 @@ def find(case: str) -> list[dict[str, Any]]:
 
 def record_from(value: dict[str, Any]) -> Record:
     """What `Record.to_json` made."""
-    ratios = {n: float(value[n]) for n in ("ratio", "worst") if value.get(n) is not None}
+    ratios = {n: float(value[n]) for n in ("ratio", "worst", "z_rms") if value.get(n) is not None}
     return Record(**{**value, **ratios})

@@ -25,13 +25,13 @@ LEGEND = (
     "-: rests on a convention not declared."
 )
 _COUNTED = {
-    "expected": "expected failures",
+    "expected": "expected failure{s}",
     "declined": "declined",
     "undeclared": "UNDECLARED",
     "not_applicable": "not applicable",
     "no_device": "without a device",
     "not_run": "NOT RUN",
-    "suite_error": "ERRORS OF THE SUITE",
+    "suite_error": "FAULTS OF THE SUITE",
 }
 
 
@@ -73,7 +73,11 @@ def summary_line(records: Sequence[Record]) -> str:
     parts = [f"{count['passed']} passed ({held})"]
     if wrong:
         parts.append(f"{wrong} FAILED")
-    parts += [f"{count[s]} {what}" for s, what in _COUNTED.items() if count[s]]
+    parts += [
+        f"{count[status]} {what.format(s='s' * (count[status] != 1))}"
+        for status, what in _COUNTED.items()
+        if count[status]
+    ]
     if unusable:
         parts.append(f"{len(unusable)} unusable kernel{'s' * (len(unusable) != 1)}")
     what = f"{laws} law{'s' * (laws != 1)} x {kernels} kernel{'s' * (kernels != 1)}"

@@ -58,13 +58,14 @@ def read_off(subject: Subject, answer: Attended, seen: Tensor, origin: int, widt
         raise NonFinite("out is not finite though every visible value is", ratio=math.inf)
     keys = torch.arange(origin, min(seen.shape[-1], origin + width * answer.out.shape[-1]))
     expected = seen[..., keys.to(seen.device)]
-    wrong = ((_read(answer.out, count, keys, width) != expected) & (count > 0)[..., None]).any(-1)
+    out = torch.where((count > 0)[..., None], answer.out.double(), 0.0)
+    wrong = ((_spelt(out, count, len(keys), width) != expected) & (count > 0)[..., None]).any(-1)
     if bool(wrong.any()):
-        # How many keys the kernel saw is in its LSE; without one, the expected number has to do.
-        got = _read(answer.out, _shown(subject, answer, count), keys, width)
         b, h, i = (int(x) for x in wrong.nonzero()[0])
-        extra = keys[(got & ~expected)[b, h, i].cpu()].tolist()
-        lost = keys[(expected & ~got)[b, h, i].cpu()].tolist()
+        lse = None if answer.lse is None else answer.lse[b, h, i]
+        got = _row_read(subject, out[b, h, i], lse, int(count[b, h, i]), len(keys), width)
+        must = expected[b, h, i]
+        extra, lost = (keys[x.cpu()].tolist() for x in (got & ~must, must & ~got))
         raise WrongValue(
             f"request {b}, head {h}, query {i} must see {int(count[b, h, i])} of "
             f"{seen.shape[-1]} keys; {_told(extra, lost)}",
@@ -73,20 +74,28 @@ def read_off(subject: Subject, answer: Attended, seen: Tensor, origin: int, widt
         )
 
 
-def _read(out: Tensor, count: Tensor, keys: Tensor, width: int) -> Tensor:
-    """Which of *keys* the numbers count * out [B, Hq, Tq, D] spell, [B, Hq, Tq, keys]."""
-    numbers = torch.where((count > 0)[..., None], out.double(), 0.0) * count[..., None]
-    place = (keys - keys[0]).to(out.device)
-    return ((numbers.round().long()[..., place // width] >> (place % width)) & 1).bool()
+def _spelt(out: Tensor, count: Tensor | int, keys: int, width: int) -> Tensor:
+    """Which keys the numbers count * out [..., D] spell, [..., keys]."""
+    numbers = (out * (count[..., None] if isinstance(count, Tensor) else count)).round().long()
+    place = torch.arange(keys, device=out.device)
+    return ((numbers[..., place // width] >> (place % width)) & 1).bool()
 
 
-def _shown(subject: Subject, answer: Attended, count: Tensor) -> Tensor:
-    """How many keys each row's LSE says that it saw: log n when all scores are 0."""
-    if answer.lse is None or not bool(answer.lse[count > 0].isfinite().all()):
-        return count
-    base = 1.0 if subject.conventions.lse_base == "e" else math.log(2)
-    shown = (answer.lse.double() * base).exp().round()
-    return torch.where((shown > 0) & (shown < 2**20), shown, count.double())
+def _row_read(
+    subject: Subject, out: Tensor, lse: Tensor | None, count: int, keys: int, width: int
+) -> Tensor:
+    """The keys that a wrong row saw. How many there were is in its LSE: log n for equal scores.
+
+    Without one, n is the number nearest to the right one that spells n keys.
+    """
+    if lse is not None and 0 <= float(lse) < 20:
+        base = 1.0 if subject.conventions.lse_base == "e" else math.log(2)
+        return _spelt(out, round(math.exp(float(lse) * base)), keys, width)
+    for n in sorted(range(1, 2 * keys), key=lambda n: abs(n - count)):
+        shown = _spelt(out, n, keys, width)
+        if int(shown.sum()) == n:
+            return shown
+    return _spelt(out, count, keys, width)
 
 
 def _told(extra: list[int], lost: list[int]) -> str:

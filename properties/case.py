@@ -132,6 +132,8 @@ def case_from(given: dict[str, Any]) -> AttendCase:
             expected = " or ".join(k.__name__ for k in kinds)
             raise CaseError(f"case: field {name}: got {value!r}, expected {expected}")
     frozen: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+    if "window" in frozen:  # TOML has no None
+        frozen["window"] = tuple(None if n == "none" else n for n in frozen["window"])
     case = AttendCase(**frozen)
     checked(case)
     return case

@@ -98,6 +98,12 @@ class Grid(NamedTuple):
     case: AttendCase
 
 
+def _choose(where: Tensor, a: float, b: float) -> Tensor:
+    """*a* where true, else *b*, in float64: torch.where would make float32 of two numbers."""
+    pair = torch.tensor([b, a], dtype=torch.float64)
+    return pair[where.long()]
+
+
 def _steps(g: Grid) -> Tensor:
     """P(d): rows 1..T-1, spread evenly over the columns."""
     return 1 + g.d * max(g.T - 1, 1) // g.D
@@ -137,11 +143,11 @@ _PATTERNS: dict[str, tuple[Callable[..., Tensor], tuple[type, ...], int]] = {
     "lattice": (_lattice, (int, int), 0),
     "signs": (_signs, (int,), 0),
     "seek": (_seek, (int, int, float), 0),
-    "axis": (lambda g, a: torch.where(g.d == g.t % g.D, a, 0.0), (float,), 0),
-    "first": (lambda g, a: torch.where(g.d == 0, a, 0.0), (float,), 0),
-    "level": (lambda g, x: torch.full((), x), (float,), 0),
+    "axis": (lambda g, a: _choose(g.d == g.t % g.D, a, 0.0), (float,), 0),
+    "first": (lambda g, a: _choose(g.d == 0, a, 0.0), (float,), 0),
+    "level": (lambda g, x: torch.full((), x, dtype=torch.float64), (float,), 0),
     "ramp": (lambda g, a, x: a + x * g.t.double(), (float, float), 0),
-    "peak": (lambda g, p, lo, hi: torch.where(g.t == p, hi, lo), (int, float, float), 0),
+    "peak": (lambda g, p, lo, hi: _choose(g.t == p, hi, lo), (int, float, float), 0),
     "spike": (_spike, (float,), 0),
     "step": (lambda g: torch.where(g.t < _steps(g), 1.0, -1.0), (), 0),
     "integers": (

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import SkipTest
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
@@ -160,19 +161,16 @@ class _Runner:
         total = math.ceil(LEVELS[self.options.level] * self.prop.weight)
         if not total:
             return None
-        strata = [
-            (label, strategy)
-            for label, build in self.prop.strata.items()
-            if (strategy := build(self.domain)) is not None
-        ]
+        built = {label: build(self.domain) for label, build in self.prop.strata.items()}
+        strata = {label: strategy for label, strategy in built.items() if strategy is not None}
         each = max(1, math.ceil(total / max(1, len(strata))))
-        for label, strategy in strata:
-            if expected:
-                strategy = strategy.filter(
-                    lambda c: not any(e.covers(c, self.domain) for e in expected)
-                )
+        if self._keeps():  # what failed last time comes first, whichever stratum it is in
+            for label, strategy in strata.items():
+                if found := self._stratum(label, strategy, each, expected, again=True):
+                    return found
+        for label, strategy in strata.items():
             before = self.search.counts[label]
-            found = self._stratum(label, strategy, each, hidden=bool(expected))
+            found = self._stratum(label, strategy, each, expected)
             if found:
                 return found
             if self.search.counts[label] == before and not expected:
@@ -180,11 +178,25 @@ class _Runner:
         return None
 
     def _stratum(
-        self, label: str, strategy: Any, cases: int, *, hidden: bool
+        self,
+        label: str,
+        strategy: Any,
+        cases: int,
+        expected: list[Expectation],
+        *,
+        again: bool = False,
     ) -> list[Found] | None:
-        @settings(self._settings(cases, hidden))
+        ran, failing = 0, self.search.failing_runs
+
+        # Cases that are expected to fail are passed over, and others drawn in their place.
+        @settings(self._settings(label, cases * (6 if expected else 1), again))
         @hypothesis.given(case=strategy)
         def test(case: AttendCase) -> None:
+            nonlocal ran
+            enough = ran >= cases and self.search.failing_runs == failing
+            if expected and (enough or any(e.covers(case, self.domain) for e in expected)):
+                return
+            ran += 1
             self.execute(case)
 
         seeded = self._seed(label)
@@ -192,8 +204,8 @@ class _Runner:
             test = hypothesis.seed(seeded)(test)
         try:
             test()
-        except Unsatisfiable:
-            if not hidden:
+        except (Unsatisfiable, SkipTest):  # nothing that is kept can be used
+            if not again:
                 raise
         except Flaky as error:
             failure = NonDeterministic(
@@ -243,7 +255,8 @@ class _Runner:
         found = self._one(entry.witness)
         kind = found[0].failure.kind if found else "nothing"
         # What the witness shows is known; it does not count as the worst of the run.
-        self.subject.worst, self.search.first, self.search.worst = 0.0, None, None
+        self.subject.worst, self.subject.z_rms = 0.0, 0.0
+        self.search.first, self.search.worst = None, None
         if kind == entry.kind:
             return None
         return [
@@ -256,18 +269,20 @@ class _Runner:
             )
         ]
 
-    def _settings(self, cases: int, hidden: bool) -> settings:
-        quick = self.options.level != "nightly"
+    def _keeps(self) -> bool:
+        """Whether failing cases are kept in a database: at a nightly run without a seed."""
+        options = self.options
+        return options.level == "nightly" and options.seed is None and bool(options.database)
+
+    def _settings(self, label: str, cases: int, again: bool) -> settings:
         phases = [Phase.generate] + ([Phase.shrink] if self.options.shrink else [])
         database = None
-        if not quick and self.options.seed is None and self.options.database:
+        if self._keeps():
             subject = self.subject
-            key = f"{subject.name}/{self.prop.name}/{subject.dtype}/{subject.device}"
-            database = Namespaced(self.options.database, key)
-            phases = [Phase.reuse, *phases, Phase.target]
-        checks = [HealthCheck.too_slow, HealthCheck.differing_executors]
-        if hidden:
-            checks.append(HealthCheck.filter_too_much)
+            key = f"{subject.name}/{self.prop.name}/{label}/{subject.dtype}/{subject.device}"
+            database = Namespaced(str(self.options.database), key)
+        if again:
+            phases = [Phase.reuse]
         return settings(
             max_examples=cases,
             derandomize=False,
@@ -276,7 +291,7 @@ class _Runner:
             phases=phases,
             print_blob=False,
             report_multiple_bugs=True,
-            suppress_health_check=checks,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
         )
 
     def _seed(self, label: str) -> int | None:

@@ -4,7 +4,7 @@
     property = "attention.empty_rows"
     kernel = "my_decode"
     when = "empty_row and Tq > 1"          # optional: region of fields and labels
-    witness = { Tq = 2, mask = "nothing" } # fields that differ from their default
+    witness = { Tq = 2, mask = "nothing" } # fields that differ from their default; "none": None
     kind = "WrongValue"
     reason = "rows without keys return garbage; fixed by #12"
     device = "cuda"                        # optional, like dtype
@@ -16,6 +16,7 @@ never depends on luck.
 
 import ast
 import difflib
+import json
 import operator
 import tomllib
 from collections.abc import Callable, Iterable
@@ -26,7 +27,7 @@ from typing import Any
 from kernelassay.properties.case import AttendCase, CaseError, case_from
 from kernelassay.properties.domain import Domain
 from kernelassay.properties.failures import KINDS
-from kernelassay.properties.labels import labels
+from kernelassay.properties.labels import LABELS, labels
 from kernelassay.properties.subject import Subject
 
 
@@ -61,14 +62,17 @@ def holds(node: ast.expr, case: AttendCase, found: set[str]) -> Any:
         return result
     if isinstance(node, ast.Name):
         return getattr(case, node.id) if node.id in _FIELDS else node.id in found
+    if isinstance(node, ast.Tuple):
+        return tuple(holds(x, case, found) for x in node.elts)
     return ast.literal_eval(node)
 
 
 def _compared(op: type, left: Any, right: Any) -> bool:
-    """A comparison with a field that is not set (None) orders nothing: it does not hold."""
-    if op not in (ast.Eq, ast.NotEq) and None in (left, right):
+    """A comparison of what has no order, such as a field that is None, does not hold."""
+    try:
+        return bool(_COMPARE[op](left, right))
+    except TypeError:
         return False
-    return bool(_COMPARE[op](left, right))
 
 
 def _checked_region(text: str, where: str) -> ast.expr:
@@ -78,10 +82,19 @@ def _checked_region(text: str, where: str) -> ast.expr:
     )  # fmt: skip
     try:
         node = ast.parse(text, mode="eval").body
-    except SyntaxError as error:
-        raise ExpectationError(f"{where}: when: got {text!r}: {error.msg}") from None
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        why = getattr(error, "msg", error)
+        raise ExpectationError(f"{where}: when: got {text!r}: {why}") from None
     for part in ast.walk(node):
-        if not isinstance(part, allowed):
+        if isinstance(part, ast.Name) and part.id not in _FIELDS | LABELS:
+            close = difflib.get_close_matches(part.id, _FIELDS | LABELS, n=3)
+            hint = f"; close: {', '.join(close)}" if close else ""
+            raise ExpectationError(
+                f"{where}: when: {part.id!r} is no field of a case and no label{hint}"
+            )
+        sign = isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub)
+        number = not sign or isinstance(getattr(part, "operand", None), ast.Constant)
+        if not isinstance(part, allowed) or not number:
             raise ExpectationError(
                 f"{where}: when: got {text!r}, expected comparisons of fields and labels with "
                 f"and, or, not; {type(part).__name__} is neither"
@@ -111,7 +124,11 @@ class Expectation:
 
     def covers(self, case: AttendCase, domain: Domain) -> bool:
         """Whether *case* lies in the region."""
-        return self.region is None or bool(holds(self.region, case, labels(case, domain)))
+        if self.region is None:
+            return True
+        names = {n.id for n in ast.walk(self.region) if isinstance(n, ast.Name)}
+        found = labels(case, domain) if names - _FIELDS else set()
+        return bool(holds(self.region, case, found))
 
     def matches(self, law: str, kernel: str, dtype: str, device: str) -> bool:
         """Whether this entry speaks of that item."""
@@ -158,7 +175,7 @@ def _load(path: Path) -> list[Expectation]:
         document = tomllib.loads(path.read_text())
     except OSError as error:
         raise ExpectationError(f"{path}: cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ExpectationError(f"{path}: no TOML: {error}") from None
     extra = set(document) - {"expect"}
     entries = document.get("expect", [])
@@ -172,6 +189,8 @@ def _load(path: Path) -> list[Expectation]:
 def _entry(entry: dict[str, Any], where: str) -> Expectation:
     required = ("property", "kernel", "kind", "witness", "reason")
     optional = ("when", "device", "dtype", "issue")
+    if not isinstance(entry, dict):
+        raise ExpectationError(f"{where}: got {entry!r}, expected a table")
     for name in required:
         if not entry.get(name) and entry.get(name) != {}:
             raise ExpectationError(f"{where}: {name} is missing; required: {', '.join(required)}")
@@ -180,6 +199,8 @@ def _entry(entry: dict[str, Any], where: str) -> Expectation:
             close = difflib.get_close_matches(name, required + optional, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ExpectationError(f"{where}: got {name!r}, expected a known field{hint}")
+        if name != "witness" and not isinstance(entry[name], str):
+            raise ExpectationError(f"{where}: {name}: got {entry[name]!r}, expected text")
     if entry["kind"] not in KINDS:
         raise ExpectationError(
             f"{where}: kind: got {entry['kind']!r}, expected one of {', '.join(KINDS)}"
@@ -210,7 +231,9 @@ def table(
 
     def value(x: Any) -> str:
         if isinstance(x, str):
-            return '"' + x.replace("\\", "\\\\").replace('"', '\\"') + '"'
+            return json.dumps(x, ensure_ascii=False).replace("\x7f", "\\u007F")
+        if x is None:
+            return '"none"'
         if isinstance(x, (list, tuple)):
             return "[" + ", ".join(value(y) for y in x) + "]"
         return str(x).lower() if isinstance(x, bool) else repr(x)

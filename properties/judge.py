@@ -133,6 +133,8 @@ def compare(
     # 0 / 0: an exact value that allows no error and has none.
     ratio = torch.where(where & (error == 0), 0.0, ratio)
     worst = float(ratio.max())
+    if math.isnan(worst):
+        raise ArithmeticError(f"{name}: a budget is no number where the kernel's output is one")
     subject.observe(worst)
     if worst > 1:
         kind: type[Failure] = WrongValue if worst > GROSS else Imprecise

@@ -8,12 +8,16 @@ from kernelassay.properties.inputs import visibility_of
 
 def labels(case: AttendCase, domain: Domain) -> set[str]:
     """Everything that is true of *case* and worth counting."""
-    found = {f"causal={case.causal}"}
+    true = {name for name, holds in _facts(case, domain).items() if holds}
+    return {f"causal={case.causal}"} | true
+
+
+def _facts(case: AttendCase, domain: Domain) -> dict[str, bool]:
     tail = [t for t in domain.tiles if case.Tk % t and case.Tk > t]
     offset = float(case.k.split(":")[2]) if case.k.startswith("around:") else 0.0
     slope = float(case.k.split(":")[2]) if case.k.startswith("ramp:") else 0.0
     empty = _empty_rows(case)
-    facts = {
+    return {
         "plain": True,
         "random_content": case.generic,
         "partial_tile": bool(tail) or case.Tk % min(domain.tiles) != 0,
@@ -65,7 +69,6 @@ def labels(case: AttendCase, domain: Domain) -> set[str]:
         "empty_row": empty == "some",
         "all_rows_empty": empty == "all",
     }
-    return found | {name for name, holds in facts.items() if holds}
 
 
 def _most_keys(case: AttendCase, domain: Domain) -> int:
@@ -80,3 +83,11 @@ def _empty_rows(case: AttendCase) -> str:
         return "no"
     sees = visible(visibility_of(case), case.shape, device="cpu").expand(case.shape).any(-1)
     return "no" if bool(sees.all()) else "some" if bool(sees.any()) else "all"
+
+
+_ANY = Domain(
+    supports=frozenset(), declines=frozenset(), head_sizes=(64,), tiles=(64,), min_keys=1,
+    max_tokens=1, cells=1, steps=None, dtype="fp32", out="fp32",
+)  # fmt: skip
+LABELS = frozenset(_facts(AttendCase(), _ANY))
+"""All labels that regions may name."""

@@ -23,6 +23,11 @@ VIEWS = ("contiguous", "offset", "padded", "interleaved", "inner", "expanded")
 """contiguous; starting one element late; rows padded by 8; K/V interleaved (every other row is
 another tensor's); D not the innermost axis; the batch expanded (stride 0)."""
 
+_ALLOCATIONS = (
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+)  # fmt: skip
+"""What hands out memory that nobody has written yet."""
+
 # A NaN with a payload: what no kernel computes, and what 0 x NaN keeps visible.
 _POISON_BITS = {
     torch.float64: (torch.int64, 0x7FF8_0BAD_0BAD_0BAD),
@@ -120,9 +125,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is u
     ) -> Any:
         made = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided") and (
-            isinstance(made, Tensor) and made.dtype in _POISON_BITS
-        ):
+        if name in _ALLOCATIONS and isinstance(made, Tensor) and made.dtype in _POISON_BITS:
             view, storage = guarded_empty(made.shape, made.stride(), made.dtype, made.device)
             self.storages.append(storage)
             return view

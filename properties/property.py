@@ -2,11 +2,12 @@
 
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kernelassay.impls.contract import Capabilities
+from kernelassay.impls.contract import FEATURES, Capabilities
 from kernelassay.properties.case import AttendCase
+from kernelassay.properties.domain import Domain, domain_of
 from kernelassay.properties.subject import Subject
 
 if TYPE_CHECKING:
@@ -46,7 +47,20 @@ class Property:
             return "undeclared", f"declares nothing of {', '.join(missing)}"
         if why := self.rests_on(c):
             return "not_applicable", why
-        return "", ""
+        return self._reach(domain_of(subject))
+
+    def _reach(self, domain: Domain) -> tuple[str, str]:
+        """Whether any stratum can be generated from what is declared."""
+
+        def any_stratum(supports: frozenset[str]) -> bool:
+            wider = replace(domain, supports=supports)
+            return any(build(wider) is not None for build in self.strata.values())
+
+        if any_stratum(domain.supports):
+            return "", ""
+        if any_stratum(frozenset(FEATURES) - domain.declines):
+            return "undeclared", "no case can be made of the declared features"
+        return "declined", "every case needs a declined feature"
 
 
 REGISTRY: dict[str, Property] = {}

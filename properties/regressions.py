@@ -56,16 +56,26 @@ def _load(path: Path) -> list[Regression]:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise RegressionError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise RegressionError(f"{path}: no text: {error}") from None
     return [_line(text, f"{path}:{n}") for n, text in enumerate(lines, 1) if text.strip()]
 
 
 def _line(text: str, where: str) -> Regression:
     try:
         found = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise RegressionError(f"{where}: no JSON: {error}") from None
     if not isinstance(found, dict) or not {"law", "case"} <= set(found):
         raise RegressionError(f'{where}: got {text[:60]!r}, expected {{"law": ..., "case": ...}}')
+    for name in ("law", "kernel", "note"):
+        value = found.get(name, "")
+        if not isinstance(value, str) and not (name == "kernel" and value is None):
+            raise RegressionError(f"{where}: {name}: got {value!r}, expected text")
+    if unknown := sorted(set(found) - {"law", "kernel", "case", "note"}):
+        raise RegressionError(
+            f"{where}: got {', '.join(unknown)}, expected law, case, kernel and note alone"
+        )
     try:
         case = case_from(found["case"])
     except CaseError as error:

@@ -87,7 +87,7 @@ def partial_tile(draw: st.DrawFn, domain: Domain) -> AttendCase:
 
 @stratum
 def padded_head(draw: st.DrawFn, domain: Domain) -> AttendCase:
-    """A head size that kernels pad to the next power of two, if there is one; the default scale."""
+    """A head size that kernels pad to a power of two, if there is one; the default scale."""
     case = draw(shapes(domain, long=True))
     sizes = [n for n in domain.head_sizes if n & (n - 1)] or [max(domain.head_sizes)]
     made = draw(generic(domain, replace(case, D=draw(st.sampled_from(sizes)))))
@@ -147,7 +147,7 @@ def stretched(domain: Domain, case: AttendCase, Tk: int) -> AttendCase:
 
 @stratum
 def long_context(draw: st.DrawFn, domain: Domain) -> AttendCase:
-    """As many keys as thresholds between two algorithms lie at: 1025, or what a launch may cost."""
+    """More keys than where kernels change their algorithm: 1025, or what a launch may cost."""
     case = draw(shapes(domain, B=1, heads=[(1, 1)], Tq=st.sampled_from([1, 2]), long=True))
     case = stretched(domain, case, draw(st.sampled_from([1025, 513, 1024])))
     case = replace(case, D=max(domain.head_sizes))
@@ -360,7 +360,7 @@ def sink_tokens(draw: st.DrawFn, domain: Domain) -> AttendCase:
 @requires("window", "more_queries", "unequal_lengths")
 @stratum
 def wide_windows(draw: st.DrawFn, domain: Domain) -> AttendCase:
-    """A window wider than all there is, over fewer keys than queries: it hides what is after it."""
+    """A window wider than all there is, over fewer keys than queries: it hides nothing."""
     case = draw(shapes(domain, Tq=st.sampled_from([5, 17, 33])))
     Tk = max(domain.min_keys, draw(st.sampled_from([2, 3])))
     case = replace(case, Tq=max(case.Tq, Tk + 2), Tk=Tk)

@@ -231,11 +231,12 @@ def _sticky(error: Exception) -> bool:
 
 
 def _innermost(error: BaseException) -> str:
-    """file:line of the frame that raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    """file:line of the innermost frame outside installed libraries, where its author can look."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if not found or "site-packages" not in path:
+            shown = os.path.relpath(path) if path.startswith("/") else path
+            found = f"{shown}:{trace.tb_lineno}"
         trace = trace.tb_next
-    if trace is None:
-        return ""
-    path = trace.tb_frame.f_code.co_filename
-    return f"{os.path.relpath(path) if path.startswith('/') else path}:{trace.tb_lineno}"
+    return found

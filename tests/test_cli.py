@@ -234,7 +234,7 @@ def test_summary() -> None:
     ]
     assert summary_line(records) == (
         "kernelassay: 5 laws x 1 kernel: 1 passed (1,200 cases, worst 0.74 of allowed), 2 FAILED, "
-        "1 expected failures, 1 UNDECLARED"
+        "1 expected failure, 1 UNDECLARED"
     )
     assert table(records).splitlines() == [
         "mine                bf16 cpu",

@@ -99,7 +99,8 @@ CONTROLS = (
         base=REFERENCE,
         edits=(("u = u + p.float() @ v_tile", "u = (u + p.float() @ v_tile).half().float()"),),
         report="A136",
-        hides="Coarse arithmetic that is declared is allowed for.",
+        hides="Coarse arithmetic is allowed for where declared, at lengths that do not overflow.",
+        capabilities=partial(replace, max_tokens=1024),
         numerics={dtype: replace(_PLAIN, acc_u=2.0**-11, kstep=64) for dtype in _DTYPES},
     ),
     Variant(
@@ -131,12 +132,5 @@ CONTROLS = (
             else Numerics(l_from_p=False, block=16, acc_u=2.0**-24, acc_biased=False, kstep=1)
             for dtype in _DTYPES
         },
-    ),
-    Variant(
-        name="triton_rows_of_no_key_skip_the_loop",
-        base=TRITON,
-        edits=(("    end = tl.max(limit, 0)\n", "    end = tl.maximum(tl.max(limit, 0), 0)\n"),),
-        report="A59",
-        hides="A bound of minus something keys and one of none are the same loop.",
     ),
 )
