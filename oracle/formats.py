@@ -25,7 +25,7 @@ class Format:
 
     @property
     def eta(self) -> float:
-        """Half the smallest subnormal: a rounded tiny number is off by at most this, absolutely."""
+        """Half the smallest subnormal: a rounded tiny number is off by at most this."""
         return float(2.0 ** (self.emin - self.precision))
 
     @property

@@ -103,9 +103,9 @@ def judge_empty(subject: Subject, answer: Attended, budget: Budget) -> None:
         _exactly(
             out, "out", empty[..., None].expand_as(out), 0.0 if policy == "zeros" else math.nan
         )
-    policy = subject.conventions.empty_lse
-    if policy != "undefined" and lse is not None and subject.has("lse"):
-        _exactly(lse.double(), "lse", empty, float(policy))
+    lse_policy = subject.conventions.empty_lse
+    if lse_policy != "undefined" and lse is not None and subject.has("lse"):
+        _exactly(lse.double(), "lse", empty, float(lse_policy))
 
 
 def _exactly(got: Tensor, name: str, where: Tensor, wanted: float) -> None:

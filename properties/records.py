@@ -115,7 +115,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "device": device,
-        "cudnn": torch.backends.cudnn.version() if device else None,
+        "cudnn": torch.backends.cudnn.version() if device else None,  # type: ignore[no-untyped-call]
         **{name: of(name) for name in names},
     }
 

@@ -18,7 +18,8 @@ def spots(draw: st.DrawFn, case: AttendCase) -> AttendCase:
 
     The place is one draw: what takes the fewest draws is what a counterexample shrinks to.
     """
-    place, shape = [], (case.D, max(case.Tk, 1), case.Hkv, case.B)
+    place: list[int] = []
+    shape = (case.D, max(case.Tk, 1), case.Hkv, case.B)
     at = draw(st.integers(0, math.prod(shape) - 1))
     for n in shape:
         at, index = divmod(at, n)

@@ -475,8 +475,9 @@ def prefill(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """A causal prefill over cached context: at least two queries, no more than keys."""
     case = draw(shapes(domain, Tq=st.sampled_from([2, 3, 5, 17, 33]), long=True))
     cut = draw(st.integers(0, 31))
-    Tk = max(case.Tk, 2)
-    case = replace(case, causal="bottom_right", Tq=min(case.Tq, Tk), Tk=Tk, at=cut)
+    Tk = max(case.Tk, domain.min_keys + 1)
+    Tq = min(case.Tq, Tk - domain.min_keys + 1)  # so many keys are left for a chunk of one query
+    case = replace(case, causal="bottom_right", Tq=Tq, Tk=Tk, at=cut)
     return draw(generic(domain, case))
 
 
