@@ -12,8 +12,9 @@ def dyadic_quotients(exponents: Tensor, v: Tensor, visible: Tensor) -> Tensor:
     """out[b, h, i] = sum_j 2**exponents[b, h, j] v[b, h, j] / sum_j 2**exponents[b, h, j].
 
     Sums run over the visible keys. *exponents* int64 [B, H, Tk], *v* int64 [B, H, Tk, Dv],
-    *visible* bool [B, H, Tq, Tk]. Returns float64 [B, H, Tq, Dv], each element the correctly rounded
-    quotient; rows without a visible key are 0. Raises ValueError where an integer would reach 2**53.
+    *visible* bool [B, H, Tq, Tk]. Returns float64 [B, H, Tq, Dv], each element the correctly
+    rounded quotient; rows without a visible key are 0. ValueError where an integer would reach
+    2**53.
     """
     if exponents.shape[-1] == 0:
         return torch.zeros(*visible.shape[:3], v.shape[-1], dtype=torch.float64, device=v.device)

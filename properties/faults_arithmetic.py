@@ -23,6 +23,19 @@ MOST_KEYS = 64
 fault = table(FAULTS)
 
 
+@fault(
+    "masked before scaled", "hidden scores are -inf before a scale of 0 or below multiplies them"
+)
+def masked_before_scaled(s: Setting) -> Variants:
+    if s.scale > 0:
+        return
+    right, hidden = attend(s), ~s.seen.all(-1)
+    everywhere = torch.ones_like(hidden)
+    for what, rows in (("", hidden), ("lanes past the last key too", everywhere)):
+        out = torch.where(rows[..., None], math.nan, right.out)
+        yield what, Answer(out, None if right.lse is None else right.lse * out[..., 0])
+
+
 @fault("KV head mapping", "query heads read the wrong KV head")
 def head_mapping(s: Setting) -> Variants:
     Hq, Hkv = s.shape[1], s.tensors.k.shape[1]

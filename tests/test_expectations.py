@@ -13,7 +13,7 @@ from toy_kernels import right, toy, without_tail
 
 from kernelassay.impls.contract import AttendCall
 from kernelassay.properties import strata as s
-from kernelassay.properties.case import AttendCase, to_json
+from kernelassay.properties.case import AttendCase, case_from, to_json
 from kernelassay.properties.domain import domain_of
 from kernelassay.properties.engine import Options, Outcome, check
 from kernelassay.properties.expectations import ExpectationError, Expectations, table
@@ -86,7 +86,7 @@ def test_a_known_fault_is_expected_and_everything_else_still_runs(load: Load) ->
     assert outcome.found is None
     witness, *others = seen
     assert witness.Tk == 17
-    assert len(others) > 60
+    assert 40 < len(others) <= 110  # some strata lie inside the region
     assert not any(c.Tk > 16 and c.Tk % 16 for c in others)
     assert any(c.Tk > 16 for c in others)
     assert any(c.Tk % 16 for c in others)
@@ -334,12 +334,17 @@ def test_tables_parse_back(kernel: str, reason: str) -> None:
 def test_witnesses_parse_back(case: AttendCase) -> None:
     """Every field of a case survives the way through a file, None inside a window included."""
     text = table("attention.value", "toy", "WrongValue", to_json(case), "known")
-    path = Path("/dev/shm" if Path("/dev/shm").is_dir() else ".") / "kernelassay_witness.toml"
-    path.write_text(text)
-    try:
-        (entry,) = Expectations.load(path).entries
-    finally:
-        path.unlink()
-    assert entry.witness == case
+    (entry,) = tomllib.loads(text)["expect"]
+    assert case_from(entry["witness"]) == case
+
+
+def test_a_written_table_is_read_as_an_entry(load: Load) -> None:
+    """Law, kernel, kind, scope and witness come back as they were; there is no region."""
+    case = AttendCase(Tk=17, window=(1, None), lengths=(3,))
+    text = table(
+        "attention.value", "toy", "WrongValue", to_json(case), 'a "quoted" one', device="cpu"
+    )
+    (entry,) = load(text).entries
     assert (entry.law, entry.kernel, entry.kind) == ("attention.value", "toy", "WrongValue")
+    assert (entry.witness, entry.reason, entry.device) == (case, 'a "quoted" one', "cpu")
     assert entry.whole

@@ -54,7 +54,8 @@ def test_a_mutant_is_killed_by_its_law(mutant: Variant) -> None:
 )
 def test_a_control_is_spared(control: Variant, dtype: str) -> None:
     """No law fails on a kernel that does what it declares, however odd it looks."""
-    trial = try_control(control, device(control), select(), [dtype], level="smoke", seed=0)
+    laws = select(*(["attention.value", "alignment"] if control.base == TRITON else []))
+    trial = try_control(control, device(control), laws, [dtype], level="smoke", seed=0)
     assert trial.good, f"{trial.law} {trial.kind}: {trial.reason}"
 
 

@@ -19,6 +19,5 @@ for scale in (0.3, 0.0, -0.3):
 
 scores = (q.double() @ k.double().mT) * -0.3
 scores = scores.masked_fill(~torch.ones(3, 3).tril().bool(), float("-inf"))
-print(
-    f"float64, scale -0.3      out[0,0,:,0] = {(scores.softmax(-1) @ v.double())[0, 0, :, 0].tolist()}"
-)
+right = (scores.softmax(-1) @ v.double())[0, 0, :, 0]
+print(f"scale -0.3  float64          out[0,0,:,0] = {right.tolist()}")

@@ -82,19 +82,6 @@ CONTROLS = (
         capabilities=partial(_without, feature="causal.bottom_right", declined=True),
     ),
     Variant(
-        name="zeros_stored_for_unseeing_rows",
-        base=REFERENCE,
-        edits=(
-            (
-                "    return out.to(q.dtype), lse\n",
-                "    out[:, :, : max(0, Tq - Tk)][empty[:, :, : max(0, Tq - Tk)]] = 0.0\n"
-                "    return out.to(q.dtype), lse\n",
-            ),
-        ),
-        report="Dao-AILab/flash-attention#1778",
-        hides="Zero rows for Tq > Tk under causality are what is right.",
-    ),
-    Variant(
         name="accumulator_in_fp16_as_declared",
         base=REFERENCE,
         edits=(("u = u + p.float() @ v_tile", "u = (u + p.float() @ v_tile).half().float()"),),

@@ -77,6 +77,7 @@ KERNEL = (
         report="A158",
         hides="Any number may be subtracted from a row: only the rounding tells.",
         law="attention.row_independence",
+        dtype="fp32",
         missed_by=_VALUE,
     ),
     _mutant(
@@ -91,6 +92,7 @@ KERNEL = (
         report="A10",
         hides="Later tokens move a row by a rounding, no more.",
         law="alignment.no_future",
+        dtype="fp32",
         missed_by=_VALUE,
     ),
     _mutant(
