@@ -20,9 +20,9 @@ GLYPHS = {
     "suite_error": "SUITE",
 }
 LEGEND = (
-    "ok: worst error / allowed error.  known: fails as an expected-failure file says.  "
-    "declined, UNDECL:\na feature that the law needs is declined, or not declared.  "
-    "-: rests on a convention not declared."
+    "ok: holds, with the worst error / allowed error.  known: fails as an expected-failure file "
+    "says.\ndeclined, UNDECL: a feature that the law needs is declined, or not declared.  "
+    "-: rests on a\nconvention not declared."
 )
 _COUNTED = {
     "expected": "expected failure{s}",
@@ -97,7 +97,7 @@ def device_lines(records: Iterable[Record]) -> list[str]:
 def cell(record: Record) -> str:
     """A record in at most nine characters: glyph and worst ratio."""
     glyph = GLYPHS[record.status]
-    if record.status == "passed" and record.worst is not None:
+    if record.status == "passed" and record.worst:  # laws of equality have no ratio
         return f"{glyph} {record.worst:.2f}"
     if record.status == "failed" and record.ratio is not None:
         return f"{glyph} {times(record.ratio)}x"

@@ -68,7 +68,7 @@ def read_off(subject: Subject, answer: Attended, seen: Tensor, origin: int, widt
         extra, lost = (keys[x.cpu()].tolist() for x in (got & ~must, must & ~got))
         raise WrongValue(
             f"request {b}, head {h}, query {i} must see {int(count[b, h, i])} of "
-            f"{seen.shape[-1]} keys; {_told(extra, lost)}",
+            f"{seen.shape[-1]} keys; {_told(extra, lost, int(count[b, h, i]))}",
             ratio=None,
             row=(b, h, i),
         )
@@ -98,10 +98,10 @@ def _row_read(
     return _spelt(out, count, keys, width)
 
 
-def _told(extra: list[int], lost: list[int]) -> str:
+def _told(extra: list[int], lost: list[int], count: int) -> str:
     parts = [f"it also sees {spans(extra)}"] * bool(extra)
     parts += [f"it does not see {spans(lost)}"] * bool(lost)
-    return ", ".join(parts) or "its weights are not equal, though all scores are"
+    return ", ".join(parts) or f"its weights are not 1/{count} each"
 
 
 def spans(keys: list[int]) -> str:

@@ -318,7 +318,7 @@ def test_a_fault_of_a_law_is_the_suites() -> None:
 
     record = run(right, counted(body)).record
     assert record.status == "suite_error"
-    assert record.reason == "KeyError: \"the law's own mistake\""
+    assert record.reason == 'KeyError: "the law\'s own mistake"'
     assert record.traceback is not None
     assert "in body" in record.traceback
     assert record.kind is None

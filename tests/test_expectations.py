@@ -1,4 +1,4 @@
-"""Expected failures: the region alone is not generated, the witness must still fail, all is checked."""
+"""Expected failures: the region alone is not generated, and the witness must still fail."""
 
 import tomllib
 from collections.abc import Callable

@@ -139,7 +139,7 @@ def test_inputs_name_what_was_written_to() -> None:
 
 
 def test_masks_come_in_the_declared_polarity() -> None:
-    """"drop" inverts the mask that the kernel gets, and nothing else."""
+    """ "drop" inverts the mask that the kernel gets, and nothing else."""
     tensors = logical(AttendCase(Tk=5, mask="prefix:2"), "fp16")
     masks = [
         inputs(tensors, layout="BHTD", view="contiguous", device="cpu", mask_polarity=p)
@@ -190,7 +190,7 @@ def test_poison_is_a_nan_of_its_own(dtype: torch.dtype) -> None:
 def test_outputs_of_any_strides_lie_between_guards(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    """A guarded output has its shape and strides, is all poison, and the last element is inside."""
+    """A guarded output has its shape and strides and is all poison, to the last element."""
     view, storage = guarded_empty(shape, strides, dtype, "cpu")
     assert tuple(view.shape) == shape
     assert view.stride() == strides

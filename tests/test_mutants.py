@@ -89,13 +89,14 @@ def test_every_metamorphic_law_has_a_mutant_of_its_own() -> None:
 
 @pytest.mark.parametrize(("mutant", "law"), [item(m, law) for m in MUTANTS for law in m.missed_by])
 def test_a_mutant_is_missed_by_other_laws(mutant: Variant, law: str) -> None:
-    """What a mutant says of the laws that miss it is so."""
+    """What a mutant says of the laws that miss it is so, under five seeds where that is quick."""
     kernel = build(mutant)
     dtype = mutant.dtype or kernel.capabilities.dtypes[0]
     (prop,) = select(law)
-    subject = Subject(kernel, dtype, device(mutant))
-    outcome = check(prop, subject, Options(level="smoke", seed=0, shrink=False))
-    assert outcome.record.status == "passed", outcome.record.reason
+    for seed in range(1 if mutant.base == TRITON else 5):
+        subject = Subject(kernel, dtype, device(mutant))
+        outcome = check(prop, subject, Options(level="smoke", seed=seed, shrink=False))
+        assert outcome.record.status == "passed", f"seed {seed}: {outcome.record.reason}"
 
 
 @cache

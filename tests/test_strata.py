@@ -1,4 +1,4 @@
-"""Each stratum generates cases that carry its label, that the kernel supports, and that are cheap."""
+"""Each stratum generates cheap cases that carry its label and that the kernel supports."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def _domain(capabilities: Capabilities, device: str = "cpu", level: str = "night
 
 
 def _domains() -> Iterator[tuple[str, Domain]]:
-    """Every kind of kernel: bundled, one with a single feature, one with all but one, odd sizes."""
+    """Bundled kernels, those with a single feature or all but one, odd sizes."""
     sdpa = (torch_sdpa.math, torch_sdpa.flash, torch_sdpa.flash_cpu, torch_sdpa.efficient)
     for kernel in (torch_reference.adapter, *sdpa, torch_sdpa.cudnn):
         for device in kernel.capabilities.devices:
@@ -64,8 +64,9 @@ def _domains() -> Iterator[tuple[str, Domain]]:
     few = replace(interpreted, work_limit={"interpreter": 4}, tiles=(16,))
     yield "interpreted, few steps", _domain(few, "interpreter")
     sixteen = only(*all_but("causal.positions", "window", "sink_tokens"), tiles=(16,))
-    yield "like triton_attention", _domain(
-        replace(sixteen, devices=("interpreter",), tiles=(32, 64)), "interpreter"
+    yield (
+        "like triton_attention",
+        _domain(replace(sixteen, devices=("interpreter",), tiles=(32, 64)), "interpreter"),
     )
 
 
@@ -116,7 +117,7 @@ def test_each_stratum_keeps_to_label_capabilities_and_cost(name: str) -> None:
 
 
 def test_strata_exist_where_their_features_do() -> None:
-    """A kernel with every feature meets every stratum; one with attend alone meets the plain ones."""
+    """A kernel with every feature meets every stratum, one with none the plain ones."""
     full, bare = _domain(only(*FEATURES, declines=())), _domain(only())
     missing = [label for _, label, build in STRATA.values() if build(full) is None]
     assert not missing
