@@ -42,24 +42,25 @@ LARGEST_D = 128
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # explicit: Triton's default changes
 
 POINTERS = ("Q", "K", "V", "OUT", "LSE", "MASK", "LENGTHS")
-SIZES = ("Tq", "Tk", "D", "Dv", "Hq", "group", "len_b")
+SIZES = ("Tq", "Tk", "D", "Dv", "Hq", "group", "corner", "len_b")
 STRIDES = tuple(f"{x}_{axis}" for x in ("q", "k", "v", "o", "mask") for axis in "bhtd")
-CAUSAL = {"none": 0, "bottom_right": 1, "top_left": 2}
+CORNERS = {"none": 0, "bottom_right": 1, "top_left": 2}
 
 DECLINED = frozenset(("causal.positions", "window", "sink_tokens"))
 
 mend()
 
 
-# Nothing is specialised on the values of sizes, strides and addresses: a view of odd strides must
-# not cost a compilation.
+# Nothing is specialised on the values of sizes, strides and addresses, nor on the causal corner or
+# lengths: neither a view of odd strides nor another kind of call costs a compilation. A mask does:
+# those who have none should not pay a load for each score.
 @triton.jit(do_not_specialize=(*SIZES, *STRIDES), do_not_specialize_on_alignment=POINTERS)
 def attention_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for these
     Q, K, V, OUT, LSE, MASK, LENGTHS, scale_log2e,
-    Tq, Tk, D, Dv, Hq, group, len_b,
+    Tq, Tk, D, Dv, Hq, group, corner, len_b,
     q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d,
     o_b, o_h, o_t, o_d, mask_b, mask_h, mask_t, mask_d,
-    CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
     row_tiles = (Tq + BLOCK_M - 1) // BLOCK_M
@@ -73,13 +74,11 @@ def attention_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for
     dv = tl.arange(0, BLOCK_DV).to(tl.int64)
 
     # Row i sees no key from limit[i] on; no row of this tile sees one from end on.
-    length = Tk
-    if LENGTHS is not None:
-        length = tl.load(LENGTHS + b * len_b).to(tl.int32)
+    length = tl.load(LENGTHS + b * len_b).to(tl.int32)
     limit = tl.zeros([BLOCK_M], tl.int32) + length
-    if CAUSAL == 1:
+    if corner == 1:
         limit = tl.minimum(length, rows + (length - Tq) + 1)
-    if CAUSAL == 2:
+    if corner == 2:
         limit = tl.minimum(length, rows + 1)
     limit = tl.where(rows < Tq, limit, 0)
     end = tl.max(limit, 0)
@@ -136,14 +135,15 @@ def attention(call: AttendCall) -> tuple[Tensor, Tensor]:
     programs = B * Hq * triton.cdiv(Tq, BLOCK_M)
     if programs == 0:
         return out, lse
+    lengths = q.new_full((B,), Tk, dtype=torch.int64) if see.lengths is None else see.lengths
     mask = None if see.mask is None else see.mask.expand(B, Hq, Tq, Tk)  # stride 0 where broadcast
     with launching(q):
         attention_kernel[(programs,)](
-            q, k, v, out, lse, mask, see.lengths, call.softmax_scale * math.log2(math.e),
-            Tq, Tk, D, Dv, Hq, Hq // Hkv, 0 if see.lengths is None else see.lengths.stride(0),
+            q, k, v, out, lse, mask, lengths, call.softmax_scale * math.log2(math.e),
+            Tq, Tk, D, Dv, Hq, Hq // Hkv, CORNERS[see.causal], lengths.stride(0),
             *q.stride(), *k.stride(), *v.stride(), *out.stride(),
             *((0, 0, 0, 0) if mask is None else mask.stride()),
-            CAUSAL=CAUSAL[see.causal], BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
+            BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
             BLOCK_D=padded(D), BLOCK_DV=padded(Dv), **OPTIONS,
         )  # fmt: skip
     return out, lse
@@ -207,17 +207,13 @@ adapter = TritonAttention()
 
 def compile_specs() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """(kernel, signature, constexprs, options) of what is compiled without a device."""
-    for dtype, causal in product(("fp32", "fp16", "bf16"), ("none", "bottom_right")):
+    for dtype, masked in product(("fp32", "fp16", "bf16"), (False, True)):
         signature = dict.fromkeys(("Q", "K", "V", "OUT"), f"*{dtype}")
         signature |= {"LSE": "*fp32", "MASK": "*i1", "LENGTHS": "*i64", "scale_log2e": "fp32"}
         signature |= dict.fromkeys(SIZES + STRIDES, "i32")
-        constexprs: dict[str, Any] = {
-            "CAUSAL": CAUSAL[causal],
-            "BLOCK_M": BLOCK_M,
-            "BLOCK_N": BLOCK_N,
-        }
+        constexprs: dict[str, Any] = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N}
         constexprs |= {"BLOCK_D": 64, "BLOCK_DV": 64}
-        if causal == "none":
-            constexprs |= {"MASK": None, "LENGTHS": None}
+        if not masked:
+            constexprs |= {"MASK": None}
         signature |= dict.fromkeys(constexprs, "constexpr")
         yield attention_kernel, signature, constexprs, OPTIONS

@@ -175,7 +175,9 @@ def _load(path: Path) -> list[Expectation]:
         document = tomllib.loads(path.read_text())
     except OSError as error:
         raise ExpectationError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ExpectationError(f"{path}: not UTF-8: {error.reason}") from None
+    except tomllib.TOMLDecodeError as error:
         raise ExpectationError(f"{path}: no TOML: {error}") from None
     extra = set(document) - {"expect"}
     entries = document.get("expect", [])

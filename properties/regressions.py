@@ -57,7 +57,7 @@ def _load(path: Path) -> list[Regression]:
     except OSError as error:
         raise RegressionError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise RegressionError(f"{path}: no text: {error}") from None
+        raise RegressionError(f"{path}: not UTF-8: {error.reason}") from None
     return [_line(text, f"{path}:{n}") for n, text in enumerate(lines, 1) if text.strip()]
 
 

@@ -194,7 +194,7 @@ def test_content_is_rounded_to_the_dtype_and_never_infinite(dtype: str) -> None:
 
 
 def test_bits_can_be_read_in_every_format() -> None:
-    """All visible keys of one element sum to a number that the format holds, with bits to spare."""
+    """All visible keys of one element sum to a number that the format holds."""
     for dtype, width in (("fp32", 10), ("fp16", 8), ("bf16", 5)):
         assert bits_per_column(dtype) == width
         assert width <= format_of(dtype).precision - 3

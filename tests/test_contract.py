@@ -1,4 +1,4 @@
-"""The contract: what an author declares is checked at once, with what came and what is expected."""
+"""The contract: what an author declares is checked at once; messages say what is expected."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,6 @@
 """The engine: levels, shrinking, kinds of failure, statuses, limits, and the host left alone."""
 
+import signal
 import time
 import warnings
 from collections.abc import Callable
@@ -154,7 +155,7 @@ def test_without_shrinking_the_first_failure_is_kept() -> None:
 
 
 def test_two_faults_are_told_apart() -> None:
-    """NaN in one place and imprecision in another: the grosser is the kind, the other is listed."""
+    """NaN in one place, imprecision in another: the grosser is the kind, the other is listed."""
 
     def both(call: AttendCall) -> AttendResult:
         answer = right(call)
@@ -286,7 +287,7 @@ def test_a_case_past_its_limit_passes_through_with_its_case() -> None:
             pass
 
     began = time.perf_counter()
-    with pytest.raises(TimedOut, match="ran past its limit of 0.2 s") as caught:
+    with pytest.raises(TimedOut, match=r"ran past its limit of 0\.2 s") as caught:
         run(right, counted(body), limit=0.2)
     assert time.perf_counter() - began < 5
     assert len(runs) == 1
@@ -294,10 +295,12 @@ def test_a_case_past_its_limit_passes_through_with_its_case() -> None:
 
 
 def test_the_limit_is_taken_back() -> None:
-    """No alarm is left behind, and a limit of 0 is none."""
+    """No alarm is left behind, the host's handler is back, and a limit of 0 is none."""
+    before = signal.getsignal(signal.SIGALRM)
     assert run(right, counted(passes), limit=0.0).record.status == "passed"
     assert run(right, counted(passes), limit=0.3).record.status == "passed"
     time.sleep(0.4)
+    assert signal.getsignal(signal.SIGALRM) is before
 
 
 def test_a_lost_device_passes_through() -> None:

@@ -274,10 +274,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
-    """Bytes that are no UTF-8 are no TOML."""
+    """Bytes that are no text are named as what they are."""
     path = tmp_path / "expected.toml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ExpectationError, match=r"expected.toml: no TOML"):
+    with pytest.raises(ExpectationError, match=r"expected.toml: not UTF-8"):
         Expectations.load(path)
 
 

@@ -376,7 +376,7 @@ def test_undeclared_conventions_do_not_ask_for_equal_bits() -> None:
         record = run(law, subject).record
         assert record.status == "passed", record.reason
         if law != "attention.grouped_heads":
-            assert run(law, toy(jitters)).record.kind == "Different"
+            assert run(law, toy(jitters)).record.kind in ("Different", "NonDeterministic")
 
 
 VISIBLE: dict[str, tuple[Callable[[AttendCall], AttendResult], AttendCase, str]] = {

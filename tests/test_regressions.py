@@ -128,5 +128,5 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(RegressionError, match=r"none.jsonl: cannot be read: No such file"):
         Regressions.load(tmp_path / "none.jsonl")
     (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(RegressionError, match=r"bytes.jsonl: no text"):
+    with pytest.raises(RegressionError, match=r"bytes.jsonl: not UTF-8"):
         Regressions.load(tmp_path / "bytes.jsonl")

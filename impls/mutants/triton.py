@@ -141,7 +141,7 @@ KERNEL = (
             (
                 "end = tl.max(limit, 0)\n",
                 "end = tl.max(limit, 0)\n"
-                "    if CAUSAL == 1:\n"
+                "    if corner == 1:\n"
                 "        end = tl.minimum(end, row_tiles * BLOCK_M)\n",
             ),
         ),
@@ -155,7 +155,7 @@ KERNEL = (
             (
                 "length = tl.load(LENGTHS + b * len_b).to(tl.int32)\n",
                 "length = tl.load(LENGTHS + b * len_b).to(tl.int32)\n"
-                "        length = tl.minimum(tl.cdiv(length, BLOCK_N) * BLOCK_N, Tk)\n",
+                "    length = tl.minimum(tl.cdiv(length, BLOCK_N) * BLOCK_N, Tk)\n",
             ),
         ),
         report="A106",
