@@ -9,7 +9,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, get_type_hints, runtime_checkable
 
 from torch import Tensor
 
@@ -127,6 +127,15 @@ class Conventions:
     validates_calls: bool = False
     """malformed calls raise."""
 
+    def __post_init__(self) -> None:
+        for name, known in get_type_hints(type(self)).items():
+            choices = (True, False) if known is bool else get_args(known)
+            if (value := getattr(self, name)) not in choices or type(value) is not type(
+                choices[0]
+            ):
+                listed = "True or False" if known is bool else ", ".join(choices)
+                raise ContractError(f"Conventions.{name}: got {value!r}, expected one of {listed}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
@@ -167,12 +176,22 @@ class Capabilities:
         _known("layouts", self.layouts, ("BHTD", "BTHD"))
         _known("supports", self.supports, FEATURES)
         _known("declines", self.declines, FEATURES)
-        for name in ("devices", "dtypes", "head_sizes", "layouts"):
+        for name in ("devices", "dtypes", "head_sizes", "layouts", "tiles"):
             if not getattr(self, name):
                 raise ContractError(f"Capabilities.{name}: got nothing, expected at least one")
-        if bad := [d for d in self.head_sizes if not isinstance(d, int) or d < 1]:
+        for name in ("head_sizes", "tiles"):
+            if bad := [n for n in getattr(self, name) if not _positive(n)]:
+                raise ContractError(
+                    f"Capabilities.{name}: got {bad!r}, expected positive integers"
+                )
+        _known("work_limit", self.work_limit, DEVICES)
+        single = {"min_keys": self.min_keys, "max_tokens": self.max_tokens}
+        for name, n in [*single.items(), *(("work_limit", n) for n in self.work_limit.values())]:
+            if not _positive(n):
+                raise ContractError(f"Capabilities.{name}: got {n!r}, expected a positive integer")
+        if not isinstance(self.conventions, Conventions):
             raise ContractError(
-                f"Capabilities.head_sizes: got {bad!r}, expected positive integers"
+                f"Capabilities.conventions: got {self.conventions!r}, expected Conventions(...)"
             )
         if both := self.supports & self.declines:
             raise ContractError(
@@ -184,6 +203,10 @@ class Capabilities:
     def undeclared(self) -> frozenset[str]:
         """Features in neither set."""
         return frozenset(FEATURES) - self.supports - self.declines
+
+
+def _positive(n: object) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and n > 0
 
 
 def _several(name: str, value: object) -> Iterable[Any]:

@@ -68,9 +68,6 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
         {"supports": {"attend", "gqa", "mask"}, "declines": {"mask", "gqa"}},
         "gqa, mask is both supported and declined",
     ),
-}  # fmt: skip
-NOT_YET = pytest.mark.xfail(strict=True, reason="the contract does not check these fields yet")
-NOT_YET_CHECKED: dict[str, tuple[dict[str, Any], str]] = {
     "no tile": ({"tiles": ()}, "tiles: got nothing, expected at least one"),
     "tiles": ({"tiles": (16, -1)}, r"tiles: got \[-1\], expected positive integers"),
     "fractions": ({"tiles": (0.5,)}, r"tiles: got \[0.5\], expected positive integers"),
@@ -82,12 +79,10 @@ NOT_YET_CHECKED: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [*MALFORMED, *(pytest.param(n, marks=NOT_YET) for n in NOT_YET_CHECKED)]
-)
+@pytest.mark.parametrize("name", list(MALFORMED))
 def test_malformed_capabilities_say_what_is_wrong(name: str) -> None:
     """Each message names the field, what came, and what there is."""
-    changes, words = {**MALFORMED, **NOT_YET_CHECKED}[name]
+    changes, words = MALFORMED[name]
     with pytest.raises(ContractError, match=words) as caught:
         Capabilities(**{**GOOD, **changes})
     assert str(caught.value).startswith("Capabilities")
@@ -110,7 +105,6 @@ CONVENTIONS = [
 ]
 
 
-@NOT_YET
 @pytest.mark.parametrize(("name", "value", "expected"), CONVENTIONS)
 def test_conventions_are_known(name: str, value: Any, expected: str) -> None:
     """A convention that there is none of is an error that lists those there are."""

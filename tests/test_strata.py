@@ -350,3 +350,10 @@ def test_the_cost_limit_of_an_interpreted_launch() -> None:
     square = domain.most_square(1, 2)
     assert domain.fits(1, 2, square, square)
     assert not domain.fits(1, 2, square + 1, square + 1)
+
+
+@pytest.mark.parametrize("name", ["several_requests", "ragged", "ragged_corner", "full_mask"])
+def test_batches_stay_batches_where_work_is_scarce(name: str) -> None:
+    """A stratum about several requests keeps two of them, whatever a launch may cost."""
+    strategy = getattr(s, name)(replace(DOMAINS["interpreted"], steps=2))
+    assert min(case.B for case in draw(strategy, 20, seed=0)) == 2
