@@ -235,8 +235,8 @@ def _line(trial: Trial) -> str:
         by += ", not its own law"
     cases = "" if trial.cases is None else f"case {trial.cases}"
     return (
-        f"{fate:11} {trial.variant:36} {trial.report:12} seed {trial.seed}  {trial.seconds:6.1f} s"
-        f"  {trial.kind or '':16} {cases:9} {by}"
+        f"{fate:11} {trial.variant:36} seed {trial.seed}  {trial.seconds:6.1f} s"
+        f"  {trial.kind or '':16} {cases:9} {by:40} {trial.report}"
     ).rstrip()
 
 
