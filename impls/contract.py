@@ -122,8 +122,8 @@ class Conventions:
     deterministic: bool = False
     """the same call gives the same bits."""
     batch_invariant: bool = False
-    """a row's bits depend on its query, its keys, their values and visibility alone: not on the
-    batch, the other rows, how many of them there are, or how the tensors are laid out."""
+    """a row's bits depend on its query and on the keys and values that it sees alone: not on the
+    batch, the other rows and their number, unseen content, or how the tensors are laid out."""
     validates_calls: bool = False
     """malformed calls raise."""
 

@@ -33,7 +33,7 @@ def check(
     device: str | None = None,
     dtype: str | None = None,
     expect: str | Path | Iterable[str | Path] = (),
-    limit: float = 60.0,
+    limit: float = 120.0,
     raise_on_failure: bool = False,
 ) -> list[Record]:
     """Run laws on *kernel*, an adapter or the text that names one, and hand back their records.

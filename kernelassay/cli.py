@@ -80,7 +80,7 @@ def _run(commands: "Commands") -> None:
         help="cpu, cuda, interpreter (default: cpu, and cuda or else interpreter)")  # fmt: skip
     add("--seed", type=int, help="run seed (default: 0; nightly: random)")
     add("--workers", type=_at_least(1), default=0, metavar="N", help="worker processes")
-    add("--timeout", type=_seconds, default=60.0, metavar="S",
+    add("--timeout", type=_seconds, default=120.0, metavar="S",
         help="seconds that one case may take (default: 60)")  # fmt: skip
     add("--json", metavar="FILE", help="write the records there")
     add("--text", metavar="FILE", help="write reports and summary there as well")
@@ -127,7 +127,7 @@ def _expect(commands: "Commands") -> None:
     add("--prune", action="store_true", help="rerun every witness; drop entries that pass now")
     add("--kernel", action="append", default=[], metavar="SPEC",
         help="with --prune: where the kernels are, if not known from earlier runs")  # fmt: skip
-    add("--timeout", type=_seconds, default=60.0, metavar="S", help="seconds for one case")
+    add("--timeout", type=_seconds, default=120.0, metavar="S", help="seconds for one case")
 
 
 def _mutants(commands: "Commands") -> None:

@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="cpu, cuda or interpreter; repeatable (default: all declared)")  # fmt: skip
     add("--assay-case", metavar="CASE", help="this case only: a literal, or a case id")
     add("--assay-seed", type=int, metavar="N", help="run seed (default: 0; nightly: random)")
-    add("--assay-timeout", type=float, default=60.0, metavar="S", help="seconds for one case")
+    add("--assay-timeout", type=float, default=120.0, metavar="S", help="seconds for one case")
     add("--assay-json", metavar="FILE", help="write the records there")
     add("--assay-expect", action="append", default=[], metavar="FILE",
         help="expected failures (TOML); repeatable")  # fmt: skip

@@ -22,7 +22,7 @@ class Settings:
 
     level: str = "smoke"
     seed: int | None = None
-    limit: float = 60.0
+    limit: float = 120.0
     case: str | None = None
     expect: tuple[str, ...] = ()
     regressions: tuple[str, ...] = ()

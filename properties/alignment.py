@@ -146,7 +146,6 @@ def decode_is_last_row(subject: Subject, case: AttendCase) -> None:
         rows_of(subject.attend(tensors), case.Tq - 1, case.Tq),
         subject.attend(step),
         budget_of(step, subject.numerics, generic=case.generic),
-        bitwise=subject.conventions.batch_invariant,
     )
 
 
@@ -168,7 +167,6 @@ def chunked_is_whole(subject: Subject, case: AttendCase) -> None:
             rows_of(whole, start, stop),
             subject.attend(chunk),
             budget_of(chunk, subject.numerics, generic=case.generic),
-            bitwise=subject.conventions.batch_invariant,
         )
 
 

@@ -218,12 +218,10 @@ def agree(
     first: Attended,
     second: Attended,
     budget: Budget,
-    *,
-    bitwise: bool | None = None,
 ) -> None:
-    """Two answers that must be equal are: bit for bit where the kernel declares what that rests on
-    (`deterministic` by default), within the budget of the common truth elsewhere."""
-    if not (subject.conventions.deterministic if bitwise is None else bitwise):
+    """Two answers that must be equal are: bit for bit where the kernel declares `batch_invariant`,
+    within the budget of the common truth elsewhere."""
+    if not subject.conventions.batch_invariant:
         for answer in (first, second):
             judge_out(subject, answer.out, budget, generic=False)
         return
@@ -258,7 +256,6 @@ def grouped_heads(subject: Subject, case: AttendCase) -> None:
         subject.attend(tensors),
         subject.attend(repeated),
         budget_for(case, subject.dtype, subject.place, subject.numerics),
-        bitwise=subject.conventions.batch_invariant,
     )
 
 
@@ -283,7 +280,6 @@ def batch_independence(subject: Subject, case: AttendCase) -> None:
         mine,
         subject.attend(alone),
         budget_of(alone, subject.numerics, generic=case.generic),
-        bitwise=subject.conventions.batch_invariant,
     )
 
 
@@ -353,7 +349,6 @@ def views(subject: Subject, case: AttendCase) -> None:
         subject.attend(subject.lay_out(tensors, "contiguous")),
         subject.attend(subject.lay_out(tensors, case.view)),
         budget_for(case, subject.dtype, subject.place, subject.numerics),
-        bitwise=subject.conventions.batch_invariant,
     )
 
 

@@ -43,7 +43,7 @@ class Options:
 
     level: str = "smoke"
     seed: int | None = None
-    limit: float = 60.0
+    limit: float = 120.0
     shrink: bool = True
     case: AttendCase | None = None
     expectations: Expectations = field(default_factory=Expectations)

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -128,7 +128,8 @@ class Subject:
                 f"Answer it, or take the feature out of capabilities.supports"
             ) from why
         self._check_form(call, answer)
-        return answer
+        # An LSE that is not declared is nobody's promise: no law looks at it.
+        return answer if self.has("lse") else replace(answer, lse=None)
 
     def answer(self, call: AttendCall) -> Attended:
         """The kernel's answer as it came; `Unsupported` passes through."""

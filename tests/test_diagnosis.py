@@ -47,6 +47,7 @@ POOL = {
     "ragged_rows": AttendCase(B=2, Tq=6, Tk=37, D=16, lengths=(20, 37), mask="rows:3:60:qk", **R),
     "window": AttendCase(Tq=9, Tk=37, D=16, window=(5, 2), sinks=2, **R),
     "scaled": AttendCase(Tq=3, Tk=37, D=80, **{**SHARP, "scale": 0.3}),
+    "turned": AttendCase(Tq=3, Tk=37, D=16, causal="bottom_right", **{**R, "scale": -0.3}),
     "far": AttendCase(Tq=3, Tk=37, D=16, **FAR),
     "inner": AttendCase(Tq=3, Tk=37, D=16, view="inner", **R),
     "padded": AttendCase(Hq=2, Hkv=2, Tq=3, Tk=37, D=16, view="padded", **R),

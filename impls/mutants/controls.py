@@ -23,11 +23,6 @@ def _without(base: Capabilities, feature: str, *, declined: bool = False) -> Cap
     return replace(base, supports=base.supports - {feature}, declines=declines)
 
 
-def _centred(base: Capabilities) -> Capabilities:
-    # Every row's rounding depends on every key: not the bits that other keys leave alone.
-    return _with(_without(base, "lse"), deterministic=False)
-
-
 CONTROLS = (
     Variant(
         name="kept_cells_hold_one",
@@ -48,7 +43,7 @@ CONTROLS = (
         ),
         report="A44",
         hides="The mean key adds the same to all scores of a row; the LSE is not offered.",
-        capabilities=_centred,
+        capabilities=partial(_without, feature="lse"),
     ),
     Variant(
         name="empty_rows_are_nan_as_declared",
