@@ -1,4 +1,4 @@
-"""CUDA flash and cuDNN attention in PyTorch: NaN for a scale below zero.
+"""CUDA flash and cuDNN attention in PyTorch: NaN for a scale of zero or below.
 
 The math and memory-efficient backends are right. Needs torch and a CUDA device.
 """
