@@ -92,7 +92,7 @@ def select(*patterns: str) -> list[Property]:
 
     A pattern that matches nothing is an error that names what there is.
     """
-    from kernelassay.properties import alignment, attention  # noqa: F401 - they register themselves
+    from kernelassay.properties import laws  # noqa: F401 - they register themselves
 
     found: dict[str, Property] = {}
     for pattern in patterns or ("*",):

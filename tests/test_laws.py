@@ -12,10 +12,10 @@ from toy_kernels import INVARIANT, REFERENCE, UNDECLARED, hide, only, right, toy
 from kernelassay.impls.calls import check_attend, refuse_unsupported
 from kernelassay.impls.contract import AttendCall, AttendResult, Conventions
 from kernelassay.oracle.visibility import visible
-from kernelassay.properties.alignment import spans
-from kernelassay.properties.attention import malformed_call
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.engine import Options, Outcome, check
+from kernelassay.properties.laws.alignment import spans
+from kernelassay.properties.laws.conduct import malformed_call
 from kernelassay.properties.property import select
 from kernelassay.properties.subject import Subject
 

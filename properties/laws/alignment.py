@@ -1,4 +1,4 @@
-"""Laws of causal alignment: which keys a query sees, read off exactly and by metamorphic pairs."""
+"""Laws of causal alignment: which keys a query sees, read off exactly and by pairs of calls."""
 
 import math
 from dataclasses import replace
@@ -6,14 +6,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernelassay.impls.contract import Visibility
 from kernelassay.properties import strata as s
-from kernelassay.properties.attention import agree
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.content import bits_per_column
 from kernelassay.properties.failures import NonFinite, WrongValue
-from kernelassay.properties.inputs import Logical, logical
+from kernelassay.properties.inputs import logical
 from kernelassay.properties.judge import budget_of, judge, seen_by
+from kernelassay.properties.laws.equality import agree, chunk_of, row_alone, rows_of
 from kernelassay.properties.property import law
 from kernelassay.properties.subject import Attended, Subject
 
@@ -170,28 +169,6 @@ def chunked_is_whole(subject: Subject, case: AttendCase) -> None:
         )
 
 
-def chunk_of(tensors: Logical, start: int, stop: int) -> Logical:
-    """Queries start..stop with the keys up to the last one that they may see (bottom-right)."""
-    Tq, Tk = tensors.q.shape[2], tensors.k.shape[2]
-    last = Tk - Tq + stop
-    return replace(
-        tensors,
-        q=tensors.q[:, :, start:stop],
-        k=tensors.k[:, :, :last],
-        v=tensors.v[:, :, :last],
-    )
-
-
-def rows_of(answer: Attended, start: int, stop: int) -> Attended:
-    """Query rows start..stop of an answer."""
-    lse = answer.lse
-    return replace(
-        answer,
-        out=answer.out[:, :, start:stop],
-        lse=None if lse is None else lse[:, :, start:stop],
-    )
-
-
 @law(
     "alignment.no_future",
     "A row does not depend on later tokens: replacing them changes nothing.",
@@ -210,15 +187,10 @@ def no_future(subject: Subject, case: AttendCase) -> None:
         k=torch.where(later, -3 * tensors.k.flip(2), tensors.k),
         v=torch.where(later, 5 - tensors.v.flip(2), tensors.v),
     )
-    alone = replace(
-        tensors,
-        q=tensors.q[:, :, row : row + 1],
-        visibility=Visibility(mask=seen_by(tensors)[:, :, row : row + 1]),
-    )
     agree(
         subject,
         f"keys and values after row {row} were replaced",
         rows_of(subject.attend(tensors), row, row + 1),
         rows_of(subject.attend(changed), row, row + 1),
-        budget_of(alone, subject.numerics, generic=case.generic),
+        budget_of(row_alone(tensors, row), subject.numerics, generic=case.generic),
     )

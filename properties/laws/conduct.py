@@ -1,0 +1,128 @@
+"""Laws of conduct: memory, determinism, what must be refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from kernelassay.impls.contract import AttendCall, Capabilities, Unsupported
+from kernelassay.properties import strata as s
+from kernelassay.properties.case import AttendCase
+from kernelassay.properties.domain import domain_of, lacking
+from kernelassay.properties.failures import Accepted, InputMutated, NonDeterministic, Raised
+from kernelassay.properties.judge import difference
+from kernelassay.properties.memory import check_written, same_bits
+from kernelassay.properties.property import law
+from kernelassay.properties.subject import Subject
+
+
+@law(
+    "attention.memory",
+    "Inputs are unchanged, nothing is written outside the outputs, every element is written.",
+    strata={
+        "partial_tile": s.partial_tile,
+        "ragged": s.ragged,
+        "masked_rows": s.masked_rows,
+        "more_queries": s.more_queries,
+        "no_keys": s.no_keys,
+        "plain": s.plain,
+        "views": s.views,
+    },
+)
+def memory(subject: Subject, case: AttendCase) -> None:
+    given = subject.prepare(case)
+    answer = subject.attend(given)
+    if changed := given.mutated():
+        raise InputMutated(
+            f"{', '.join(changed)} changed during the call; expected every input, and the guard "
+            f"zones around it, to be left alone"
+        )
+    answer.check_guards()
+    if answer.watched != "opaque":
+        check_written("out", answer.out)
+        if answer.lse is not None:
+            check_written("lse", answer.lse)
+
+
+def _declares(convention: str) -> Callable[[Capabilities], str | None]:
+    def why(capabilities: Capabilities) -> str | None:
+        if getattr(capabilities.conventions, convention):
+            return None
+        return f"rests on Conventions.{convention}, which is not declared"
+
+    return why
+
+
+@law(
+    "attention.deterministic",
+    "The same call gives the same bits.",
+    rests_on=_declares("deterministic"),
+    strata={"random_content": s.random_content, "decode": s.decode},
+    weight=0.5,
+)
+def deterministic(subject: Subject, case: AttendCase) -> None:
+    first, second = subject.attend(case), subject.attend(case)
+    if not same_bits(first.out, second.out):
+        raise NonDeterministic(
+            f"two equal calls differ in {difference(first.out, second.out)}; the kernel declares "
+            f"Conventions.deterministic"
+        )
+
+
+@law(
+    "attention.declines",
+    "A call that needs a declined feature is refused with Unsupported, never answered.",
+    rests_on=lambda c: (
+        None if c.declines & set(s.NEEDING) else "declines nothing that a call could need"
+    ),
+    strata={"declined": s.declined},
+)
+def declines(subject: Subject, case: AttendCase) -> None:
+    given = subject.prepare(case)
+    try:
+        subject.answer(given.call)
+    except Unsupported:
+        return
+    needed = ", ".join(lacking(case, domain_of(subject)))
+    raise Accepted(
+        f"{subject.name} answered a call that needs {needed}, which it declines; "
+        f" expected Unsupported. Refuse it, or declare it as supported"
+    )
+
+
+@law(
+    "attention.validates",
+    "Malformed calls raise.",
+    rests_on=_declares("validates_calls"),
+    strata={"malformed": s.malformed},
+)
+def validates(subject: Subject, case: AttendCase) -> None:
+    what, call = malformed_call(subject.prepare(case).call, case.at)
+    try:
+        subject.answer(call)
+    except (Unsupported, Raised):
+        return
+    raise Accepted(
+        f"{subject.name} answered a malformed call: {what}; expected an exception, since it "
+        f"declares Conventions.validates_calls"
+    )
+
+
+def malformed_call(call: AttendCall, which: int) -> tuple[str, AttendCall]:
+    """What is wrong with the call, and the call."""
+    q, k, v = call.q, call.k, call.v
+    other = torch.float64 if q.dtype != torch.float64 else torch.float32
+    table = {
+        "q has three dimensions": {"q": q[0]},
+        "k has one key less than v": {"k": k[:, :, :-1]},
+        "q and k differ in head size": {"k": k[..., :-1]},
+        "q and v differ in dtype": {"v": v.to(other)},
+        "k has one request more than q": {"k": torch.cat([k, k[:1]])},
+        "3 query heads over 2 KV heads": {
+            "q": q[:, :1].expand(-1, 3, -1, -1),
+            "k": k[:, :1].expand(-1, 2, -1, -1),
+            "v": v[:, :1].expand(-1, 2, -1, -1),
+        },
+    }
+    what = list(table)[which % len(table)]
+    return what, replace(call, **table[what])  # type: ignore[arg-type]

@@ -1,0 +1,81 @@
+"""Calls that must agree: how two answers are compared, and parts of calls and answers."""
+
+from dataclasses import replace
+
+from kernelassay.impls.contract import Visibility
+from kernelassay.oracle.budget import Budget
+from kernelassay.properties.failures import Different
+from kernelassay.properties.inputs import Logical
+from kernelassay.properties.judge import difference, judge_out, seen_by
+from kernelassay.properties.memory import same_bits
+from kernelassay.properties.subject import Attended, Subject
+
+
+def agree(
+    subject: Subject,
+    what: str,
+    first: Attended,
+    second: Attended,
+    budget: Budget,
+) -> None:
+    """Two answers that must be equal are: bit for bit where the kernel declares `batch_invariant`,
+    within the budget of the common truth elsewhere."""
+    if not subject.conventions.batch_invariant:
+        for answer in (first, second):
+            judge_out(subject, answer.out, budget, generic=False)
+        return
+    pairs = [("out", first.out, second.out)]
+    if first.lse is not None and second.lse is not None:
+        pairs.append(("lse", first.lse, second.lse))
+    for name, a, b in pairs:
+        if not same_bits(a, b):
+            raise Different(
+                f"{name} changed when {what}, which must not matter: {difference(a, b)}",
+                tensor=name,
+            )
+
+
+def rows_of(answer: Attended, start: int, stop: int) -> Attended:
+    """Query rows start..stop of an answer."""
+    lse = answer.lse
+    return replace(
+        answer,
+        out=answer.out[:, :, start:stop],
+        lse=None if lse is None else lse[:, :, start:stop],
+    )
+
+
+def row_alone(tensors: Logical, row: int) -> Logical:
+    """Query *row* alone, what it sees as an explicit mask."""
+    one = slice(row, row + 1)
+    seen = seen_by(tensors)[:, :, one]
+    return replace(tensors, q=tensors.q[:, :, one], visibility=Visibility(mask=seen))
+
+
+def request(tensors: Logical, b: int) -> Logical:
+    """Request *b* alone."""
+    vis = tensors.visibility
+    mask = vis.mask
+    if mask is not None and mask.shape[0] > 1:
+        mask = mask[b : b + 1]
+    one = slice(b, b + 1)
+    alone = replace(
+        vis,
+        mask=mask,
+        lengths=None if vis.lengths is None else vis.lengths[one],
+        q_positions=None if vis.q_positions is None else vis.q_positions[one],
+        k_positions=None if vis.k_positions is None else vis.k_positions[one],
+    )
+    return replace(tensors, q=tensors.q[one], k=tensors.k[one], v=tensors.v[one], visibility=alone)
+
+
+def chunk_of(tensors: Logical, start: int, stop: int) -> Logical:
+    """Queries start..stop with the keys up to the last one that they may see (bottom-right)."""
+    Tq, Tk = tensors.q.shape[2], tensors.k.shape[2]
+    last = Tk - Tq + stop
+    return replace(
+        tensors,
+        q=tensors.q[:, :, start:stop],
+        k=tensors.k[:, :, :last],
+        v=tensors.v[:, :, :last],
+    )
