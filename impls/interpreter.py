@@ -7,6 +7,7 @@ methods of the interpreter's builder that numbers pass through, for every kernel
 so that a kernel needs no branch of its own and a CPU runs the text that a GPU runs.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,9 +31,13 @@ def interpreting() -> bool:
 
 @contextmanager
 def launching(tensor: Tensor) -> Iterator[None]:
-    """Around a launch: *tensor*'s device is current; numpy is silent, log2(0) is meant."""
+    """Around a launch: *tensor*'s device is current; numpy is silent, log2(0) is meant.
+
+    Where warnings are errors, a maximum over a row of NaN would raise otherwise.
+    """
     if interpreting():
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
             yield
     else:
         with torch.cuda.device(tensor.device):

@@ -56,7 +56,7 @@ def _facts(case: AttendCase, domain: Domain) -> dict[str, bool]:
         "single_elements": ";" in case.q + case.k + case.v,
         "scale": case.scale is not None,
         "nonpositive_scale": case.scale is not None and case.scale <= 0,
-        "views": case.view != "contiguous",
+        f"view_{case.view}": case.view != "contiguous",
         "bottom_right": case.causal == "bottom_right",
         "top_left": case.causal == "top_left",
         "prefill": case.causal == "bottom_right" and 1 < case.Tq <= case.Tk,

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from kernelassay.impls.contract import (
     Unsupported,
     numerics_for,
 )
+from kernelassay.impls.interpreter import launching, mend
 from kernelassay.oracle.formats import format_of, name_of
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.failures import (
@@ -72,6 +74,8 @@ class Subject:
 
     def __post_init__(self) -> None:
         self.numerics, self.declared = numerics_for(self.kernel, self.dtype)
+        if self.device == "interpreter":
+            mend()  # third-party kernels are interpreted as a GPU would run them, too
 
     @property
     def name(self) -> str:
@@ -135,8 +139,10 @@ class Subject:
         """The kernel's answer as it came; `Unsupported` passes through."""
         self.launches += 1
         into = getattr(self.kernel, "attend_into", None)
+        quiet = launching(call.q) if self.device == "interpreter" else nullcontext()
         try:
-            answer = self._destination(into, call) if into else self._watched(call)
+            with quiet:
+                answer = self._destination(into, call) if into else self._watched(call)
             if self.place == "cuda":
                 torch.cuda.synchronize()
         except (Unsupported, WrongShape):

@@ -26,7 +26,7 @@ from kernelassay.properties.subject import Subject
         "more_queries": s.more_queries,
         "no_keys": s.no_keys,
         "plain": s.plain,
-        "views": s.views,
+        **s.views,
     },
 )
 def memory(subject: Subject, case: AttendCase) -> None:

@@ -121,7 +121,7 @@ def row_independence(subject: Subject, case: AttendCase) -> None:
     "Strides do not matter: a transposed, padded, interleaved, shifted or expanded view gives "
     "what contiguous tensors of the same content give.",
     requires=["strides"],
-    strata={"views": s.views},
+    strata=s.views,
 )
 def views(subject: Subject, case: AttendCase) -> None:
     tensors = logical(case, subject.dtype, subject.place)

@@ -152,7 +152,7 @@ def _quotients(tensors: Logical, exponents: Tensor) -> tuple[Tensor, Tensor]:
         "masked_rows": s.masked_rows,
         "no_keys": s.no_keys,
         "ragged": s.ragged,
-        "more_queries": s.more_queries,
+        "empty_row": s.rows_before_keys,
         "all_rows_empty": s.nothing_visible,
     },
 )

@@ -30,12 +30,20 @@ def several_rows(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, replace(case, at=draw(st.integers(0, 32)))))
 
 
-@requires("strides")
-@stratum
-def views(draw: st.DrawFn, domain: Domain) -> AttendCase:
-    """A view that is not contiguous."""
-    case = draw(masked(domain, draw(shapes(domain, long=True))))
-    return draw(generic(domain, replace(case, view=draw(st.sampled_from(VIEWS[1:])))))
+def view(name: str) -> Stratum:
+    """The same content in another layout; the name says which (`memory.VIEWS`)."""
+
+    @requires("strides")
+    @stratum
+    def build(draw: st.DrawFn, domain: Domain) -> AttendCase:
+        case = draw(masked(domain, draw(shapes(domain, long=True))))
+        return draw(generic(domain, replace(case, view=name)))
+
+    return build
+
+
+views = {f"view_{name}": view(name) for name in VIEWS[1:]}
+"""Label -> stratum, for each view that is not contiguous."""
 
 
 @requires("causal.bottom_right", "unequal_lengths")

@@ -9,6 +9,7 @@ from kernelassay.properties.domain import Domain
 from kernelassay.properties.schemes import generic, needle
 from kernelassay.properties.shapes import SEEDS, mask_recipes, near_tiles, shapes
 from kernelassay.properties.strata.base import Strategy, Stratum, either, requires, stratum
+from kernelassay.properties.strata.values import more_queries
 
 
 @requires("lengths")
@@ -75,6 +76,15 @@ def no_keys(draw: st.DrawFn, domain: Domain) -> AttendCase:
     case = draw(shapes(domain))
     case = replace(case, Tk=0, causal=draw(st.sampled_from(domain.corners)))
     return draw(generic(domain, case))
+
+
+@requires("causal.bottom_right")
+def rows_before_keys(domain: Domain) -> Strategy | None:
+    """Bottom-right causality with fewer keys than queries: the first rows see nothing."""
+    strategy = more_queries(domain)
+    if strategy is None:
+        return None
+    return strategy.map(lambda case: replace(case, causal="bottom_right"))
 
 
 @requires("mask")
