@@ -8,7 +8,7 @@ which cases are generated, which conventions the oracle follows, which error is 
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args, get_type_hints, runtime_checkable
 
 from torch import Tensor
@@ -269,13 +269,3 @@ def numerics_for(adapter: Any, dtype: str) -> tuple[Numerics, bool]:
         declared = declared.get(dtype)
     found = declared if declared is not None else default_numerics(dtype)
     return found.resolved(dtype), declared is not None
-
-
-def describe(value: Any) -> str:
-    """Those fields of a frozen dataclass that differ from their defaults, as Python."""
-    shown = (
-        f"{f.name}={getattr(value, f.name)!r}"
-        for f in fields(value)
-        if getattr(value, f.name) != f.default
-    )
-    return f"{type(value).__name__}({', '.join(shown)})"

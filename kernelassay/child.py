@@ -35,7 +35,6 @@ class Child:
     process: "subprocess.Popen[str]" = field(init=False)
     loading: str | None = None
     ready: bool = False
-    retired: bool = False
     item: Item | None = None
     case: AttendCase | None = None
     cases: int = 0
@@ -86,7 +85,6 @@ class Child:
     def retire(self) -> None:
         """Let the process end; there is nothing left for it to do."""
         assert self.process.stdin is not None
-        self.retired = True
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
 

@@ -140,6 +140,7 @@ def _mutants(commands: "Commands") -> None:
     add("--seed", type=int, help="first run seed (default: 0)")
     add("--seeds", type=_at_least(1), default=1, metavar="N", help="as many seeds from there on")
     add("--device", choices=("cpu", "cuda", "interpreter"), help="variants that run there only")
+    add("--only", choices=("mutants", "controls"), help="one of the two kinds only")
     add("--json", metavar="FILE", help="write the outcome there")
     add("--workers", type=_at_least(1), default=0, metavar="N", help="worker processes")
 

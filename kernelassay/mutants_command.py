@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from kernelassay.cli import Unusable
 from kernelassay.impls.mutants import CONTROLS, MUTANTS
 from kernelassay.impls.variants import Variant, build
 from kernelassay.properties.engine import Options, check
@@ -72,8 +73,13 @@ class _Job:
 def main(args: Namespace) -> int:
     """Exit code 0 when every mutant is killed and every control spared.
 
-    *args*: family (names, maybe none), level, seed, json, workers and, if given, seeds, device.
+    *args*: family (names, maybe none), level, seed, json, workers and, if given, seeds, device,
+    only. `Unusable` for a family that there is none of.
     """
+    try:
+        select(*(args.family or ()))
+    except LookupError as error:
+        raise Unusable(str(error.args[0])) from None
     first = args.seed or 0
     trials = run_mutants(
         families=tuple(args.family or ()),
@@ -81,6 +87,7 @@ def main(args: Namespace) -> int:
         seeds=range(first, first + getattr(args, "seeds", 1)),
         device=getattr(args, "device", None),
         workers=args.workers or min(8, os.cpu_count() or 1),
+        only=getattr(args, "only", None),
     )
     if args.json:
         Path(args.json).write_text(
@@ -96,16 +103,19 @@ def run_mutants(
     seeds: range = range(1),
     device: str | None = None,
     workers: int = 2,
+    only: str | None = None,
 ) -> list[Trial]:
     """A trial of each variant under each seed, printed as it ends.
 
     *families*: only mutants whose law is of one, and only their laws. *device*: only variants that
     run there; by default PyTorch's run on the CPU, Triton's on a GPU or else in the interpreter.
+    *only*: "mutants" or "controls".
     """
     jobs = [
         _Job(v.name, where, level, seed, families)
         for v in (*MUTANTS, *CONTROLS)
         if (where := _device(v, device))
+        and only in (None, "mutants" if v.law else "controls")
         and (not families or v.law.split(".")[0] in (*families, ""))
         for seed in seeds
     ]

@@ -21,7 +21,7 @@ def bounded(blocks: list[list[str]]) -> str:
     plain = [x.encode("ascii", "backslashreplace").decode() for x in lines]
     cut = [x if len(x) <= WIDTH else f"{x[: WIDTH - 4]} ..." for x in plain]
     if len(cut) > MOST_LINES:
-        tail = 9  # how to rerun, and the environment
+        tail = KEPT_AT_THE_END
         head = MOST_LINES - tail - 1
         cut = [*cut[:head], f"  ... {len(cut) - head - tail} lines left out", *cut[-tail:]]
     return "\n".join(cut)

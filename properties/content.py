@@ -203,11 +203,6 @@ def _spot(recipe: str, text: str) -> tuple[tuple[int, ...], float]:
     return place, number
 
 
-def element_count(recipe: str) -> int:
-    """How many single elements a recipe sets."""
-    return recipe.count(";")
-
-
 @lru_cache(maxsize=96)
 def content(recipe: str, shape: tuple[int, int, int, int], case: AttendCase, dtype: str) -> Tensor:
     """The logical tensor [B, H, T, D] of *recipe*, rounded to *dtype*, on the CPU. Read only."""

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from kernelassay.impls.contract import Numerics
-from kernelassay.oracle.budget import Budget, attention_budget, lse_allowed_in_base, recognised
+from kernelassay.oracle.attention import lse_in_base
+from kernelassay.oracle.budget import (
+    Z_RMS_ELEMENTS,
+    Z_RMS_LIMIT,
+    Budget,
+    attention_budget,
+    lse_allowed_in_base,
+    recognised,
+)
 from kernelassay.oracle.visibility import visible
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.failures import Failure, Imprecise, NonFinite, Place, WrongValue
@@ -17,10 +25,6 @@ from kernelassay.properties.inputs import Logical, logical
 from kernelassay.properties.memory import bits
 from kernelassay.properties.subject import Attended, Subject
 
-Z_RMS_LIMIT = 1.1
-"""E z_rms^2 <= 1 by construction; correct kernels reach 0.83 (theory of the budget, A5)."""
-Z_RMS_ELEMENTS = 1000
-"""Below this many elements the mean says too little: a correct kernel gave 1.16 on 3."""
 GROSS = 8.0
 """From this ratio on an error is WrongValue, below it Imprecise."""
 
@@ -89,7 +93,7 @@ def judge_out(subject: Subject, out: Tensor, budget: Budget, *, generic: bool) -
 def judge_lse(subject: Subject, lse: Tensor, budget: Budget) -> None:
     """The log-sum-exp, in the declared base, lies within its budget."""
     base = subject.conventions.lse_base
-    expected = budget.lse if base == "e" else budget.lse / math.log(2)
+    expected = lse_in_base(budget.lse, math.e if base == "e" else 2.0)
     allowed = lse_allowed_in_base(budget, base)
     compare(subject, "lse", lse.double(), expected, allowed, ~empty_rows(budget))
 

@@ -282,3 +282,11 @@ def test_mutants_are_somebody_elses(main: Main, monkeypatch: pytest.MonkeyPatch)
     assert (args.family, args.level, args.seed, args.json, args.workers) == (
         ["attention"], "pr", None, None, 2,
     )  # fmt: skip
+
+
+def test_mutants_of_no_family_are_unusable(main: Main) -> None:
+    """A family that there is none of is named, with those there are."""
+    code, _, err = main("mutants", "--family", "nope")
+    assert code == cli.UNUSABLE
+    assert "'nope'" in err
+    assert "alignment, attention" in " ".join(err.split())

@@ -12,7 +12,6 @@ from kernelassay.properties.case import AttendCase, CaseError
 from kernelassay.properties.content import (
     bits_per_column,
     content,
-    element_count,
     hashed,
     mask_content,
     position_content,
@@ -228,12 +227,6 @@ def test_malformed_recipes_say_what_is_wrong(recipe: str) -> None:
     with pytest.raises(CaseError, match=MALFORMED[recipe]) as caught:
         made(recipe)
     assert str(caught.value).startswith(f"recipe {recipe!r}: ")
-
-
-def test_element_count() -> None:
-    """How many elements are set by hand."""
-    assert element_count("zeros") == 0
-    assert element_count("zeros;0,0,0,0=1;0,0,1,0=1") == 2
 
 
 MASKS = {

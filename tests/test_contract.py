@@ -15,7 +15,6 @@ from kernelassay.impls.contract import (
     Conventions,
     Numerics,
     checked_adapter,
-    describe,
     numerics_for,
 )
 from kernelassay.oracle.numerics import default_numerics
@@ -182,12 +181,3 @@ def test_features_and_dtypes_have_names_and_meanings() -> None:
     """Every feature says in words what it means; tf32 is no dtype of a tensor."""
     assert all(FEATURES.values())
     assert set(DTYPES) == {"fp16", "bf16", "fp32", "e4m3", "e5m2"}
-
-
-def test_descriptions_are_python() -> None:
-    """Only what differs from the default is shown."""
-    shown = describe(Conventions(lse_base="2", deterministic=True))
-    assert shown == "Conventions(lse_base='2', deterministic=True)"
-    assert eval(shown, {"Conventions": Conventions}) == Conventions(
-        lse_base="2", deterministic=True
-    )

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelassay.oracle import budget as budget_module
+from kernelassay.oracle.attention import attention
 from kernelassay.oracle.budget import attention_budget, lse_allowed_in_base
 from kernelassay.oracle.numerics import Numerics
+from kernelassay.oracle.visibility import Visibility, visible
 
 
 @pytest.fixture(autouse=True)
@@ -201,3 +203,28 @@ def test_the_lse_of_another_base() -> None:
     assert (more[~seen] == 0).all()
     torch.testing.assert_close(more[seen] * 2**23, got.lse[seen].abs(), rtol=2.0**-20, atol=0)
     assert lse_allowed_in_base(got, "2").isfinite().all()
+
+
+@given(
+    B=st.integers(1, 2), group=st.integers(1, 2), Tq=st.integers(1, 9), Tk=st.integers(0, 40),
+    corner=st.sampled_from(["none", "bottom_right", "top_left"]), seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_the_budget_holds_the_values_of_the_streaming_oracle(
+    B: int, group: int, Tq: int, Tk: int, corner: Any, seed: int
+) -> None:
+    """Two float64 oracles, one of whole rows and one that streams over keys, agree to rounding."""
+    made = torch.Generator().manual_seed(seed)
+    q = torch.randn(B, 2 * group, Tq, 8, generator=made)
+    k, v = (torch.randn(B, 2, Tk, 8, generator=made) for _ in range(2))
+    see = Visibility(causal=corner, lengths=torch.randint(0, Tk + 1, (B,), generator=made))
+    seen = visible(see, (B, 2 * group, Tq, Tk))
+    budget = attention_budget(q, k, v, 0.3, seen, Numerics(p="fp32"), generic=False)
+    out, lse = attention(q, k, v, 0.3, see, block=7)
+    # Each oracle's own error: so many float64 roundings, of values as large as these.
+    roundings = (Tk + q.shape[-1] + 8) * 2.0**-52
+    largest = 1 + float(v.abs().amax()) if Tk else 1.0
+    assert bool(((budget.out - out).abs() <= roundings * largest * 8).all())
+    assert torch.equal(torch.isneginf(budget.lse), torch.isneginf(lse))
+    finite = torch.isfinite(lse)
+    assert bool(((budget.lse - lse)[finite].abs() <= roundings * 64).all())
