@@ -163,6 +163,9 @@ class Capabilities:
     """the smallest Tk that is not 0; "no_keys" says whether 0 is possible."""
     max_tokens: int = 4096
     """the largest Tq or Tk to use."""
+    compiled: bool = False
+    """the kernel goes through torch.compile. PyTorch compiles nothing under the mode that gives a
+    launcher's allocations guard zones, so such a kernel's outputs are not watched."""
     work_limit: Mapping[str, int] = field(default_factory=dict)
     """device -> most tile steps of one launch; for the interpreter 16 by default."""
 

@@ -116,6 +116,9 @@ def guarded_empty(
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
     """Gives every floating-point `torch.empty*` inside it poison and guard zones."""
 
+    # Higher-order operators, such as FlexAttention, pass through.
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: list[Tensor] = []
@@ -124,7 +127,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is u
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
+        name = getattr(func, "overloadpacket", func).__name__
         if name in _ALLOCATIONS and isinstance(made, Tensor) and made.dtype in _POISON_BITS:
             view, storage = guarded_empty(made.shape, made.stride(), made.dtype, made.device)
             self.storages.append(storage)

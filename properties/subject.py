@@ -67,6 +67,7 @@ class Subject:
     backends: set[str] = field(default_factory=set)
     watched: set[str] = field(default_factory=set)
     launches: int = 0
+    unwatchable: bool = False
     worst: float = 0.0
     worst_case: AttendCase | None = None
     z_rms: float = 0.0
@@ -167,12 +168,26 @@ class Subject:
         return source.call
 
     def _watched(self, call: AttendCall) -> Attended:
-        with Watch() as watch:
-            came = self.kernel.attend(call)
+        if self.capabilities.compiled or self.unwatchable:
+            return self._opaque(call)
+        try:
+            with Watch() as watch:
+                came = self.kernel.attend(call)
+        except Unsupported:
+            raise
+        except Exception:
+            # What cannot run under a dispatch mode is no fault; what raises without one is.
+            answer = self._opaque(call)
+            self.unwatchable = True
+            return answer
         result = _as_result(self.name, came)
         owned = watch.owns(result.out)
         level = "allocations" if owned else "opaque"
         return Attended(result.out, result.lse, result.backend, level, watch)
+
+    def _opaque(self, call: AttendCall) -> Attended:
+        result = _as_result(self.name, self.kernel.attend(call))
+        return Attended(result.out, result.lse, result.backend, "opaque")
 
     def _destination(self, into: Callable[..., Any], call: AttendCall) -> Attended:
         B, H, Tq, _ = call.q.shape

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from toy_kernels import REFERENCE, Toy, hide, only, right, toy, without_tail
 
 from kernelassay.impls.contract import (
@@ -546,3 +547,35 @@ def test_a_hidden_row_is_found() -> None:
 def test_hypothesis_is_recent_enough() -> None:
     """The version that the engine was written for, or a newer one."""
     assert hypothesis.__version_info__ >= (6, 130)
+
+
+def _noting(under: list[bool]) -> Any:
+    """A kernel that notes whether it runs under a dispatch mode."""
+
+    def kernel(call: AttendCall) -> AttendResult:
+        under.append(is_in_torch_dispatch_mode())
+        return right(call)
+
+    return kernel
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_compiled_kernel_is_not_run_under_the_watch(compiled: bool) -> None:
+    """Under a dispatch mode PyTorch compiles nothing: what says that it compiles is left alone."""
+    under: list[bool] = []
+    record = check(select("attention.memory")[0], toy(_noting(under), compiled=compiled)).record
+    assert record.status == "passed"
+    assert set(under) == {not compiled}
+
+
+def test_a_kernel_that_cannot_run_under_the_watch_runs_without_it() -> None:
+    """FlexAttention compiles inside, which raises under a dispatch mode: no fault of it."""
+
+    def kernel(call: AttendCall) -> AttendResult:
+        if is_in_torch_dispatch_mode():
+            raise RuntimeError("not supported today")
+        return right(call)
+
+    subject = toy(kernel)
+    assert check(VALUE, subject).record.status == "passed"
+    assert subject.watched == {"opaque"}
