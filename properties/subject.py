@@ -146,7 +146,7 @@ class Subject:
                 answer = self._destination(into, call) if into else self._watched(call)
             if self.place == "cuda":
                 torch.cuda.synchronize()
-        except (Unsupported, WrongShape):
+        except (Unsupported, WrongShape, Raised):
             raise
         except Exception as error:
             if _sticky(error):
@@ -175,15 +175,28 @@ class Subject:
                 came = self.kernel.attend(call)
         except Unsupported:
             raise
-        except Exception:
+        except Exception as error:
             # What cannot run under a dispatch mode is no fault; what raises without one is.
-            answer = self._opaque(call)
-            self.unwatchable = True
-            return answer
+            return self._unwatched(call, error)
         result = _as_result(self.name, came)
         owned = watch.owns(result.out)
         level = "allocations" if owned else "opaque"
         return Attended(result.out, result.lse, result.backend, level, watch)
+
+    def _unwatched(self, call: AttendCall, error: Exception) -> Attended:
+        """Once more without the watch, under which *error* was raised."""
+        try:
+            answer = self._opaque(call)
+        except Exception as again:
+            if "dispatch mode" not in str(error):
+                raise
+            raise Raised(
+                f"{self.name} cannot run under the mode that watches its allocations. If it goes "
+                f"through torch.compile, declare Capabilities(compiled=True)",
+                where=_innermost(error),
+            ) from again
+        self.unwatchable = True
+        return answer
 
     def _opaque(self, call: AttendCall) -> Attended:
         result = _as_result(self.name, self.kernel.attend(call))

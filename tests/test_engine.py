@@ -579,3 +579,14 @@ def test_a_kernel_that_cannot_run_under_the_watch_runs_without_it() -> None:
     subject = toy(kernel)
     assert check(VALUE, subject).record.status == "passed"
     assert subject.watched == {"opaque"}
+
+
+def test_what_compiles_under_the_watch_is_told_what_to_declare() -> None:
+    """PyTorch's own complaint about dispatch modes says nothing of the way out."""
+
+    def kernel(call: AttendCall) -> AttendResult:
+        raise RuntimeError("non-infra torch dispatch mode present, this is not supported today")
+
+    record = check(VALUE, toy(kernel)).record
+    assert record.kind == "Raised"
+    assert "declare Capabilities(compiled=True)" in record.reason
