@@ -4,6 +4,7 @@ from kernelassay.oracle.visibility import visible
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.domain import Domain, lacking
 from kernelassay.properties.inputs import visibility_of
+from kernelassay.properties.memory import VIEWS
 
 
 def labels(case: AttendCase, domain: Domain) -> set[str]:
@@ -56,7 +57,7 @@ def _facts(case: AttendCase, domain: Domain) -> dict[str, bool]:
         "single_elements": ";" in case.q + case.k + case.v,
         "scale": case.scale is not None,
         "nonpositive_scale": case.scale is not None and case.scale <= 0,
-        f"view_{case.view}": case.view != "contiguous",
+        **{f"view_{name}": case.view == name for name in VIEWS[1:]},
         "bottom_right": case.causal == "bottom_right",
         "top_left": case.causal == "top_left",
         "prefill": case.causal == "bottom_right" and 1 < case.Tq <= case.Tk,
