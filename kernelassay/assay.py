@@ -1,33 +1,10 @@
-"""One item from end to end: check the law, look at the counterexample, write the report."""
+"""From an outcome to its report: look at the counterexample, and write what was seen."""
 
-from collections.abc import Callable
-
-from kernelassay.properties.case import AttendCase
 from kernelassay.properties.diagnosis import diagnose
-from kernelassay.properties.engine import Options, Outcome, check
+from kernelassay.properties.engine import Outcome
 from kernelassay.properties.property import Property
-from kernelassay.properties.records import Record
 from kernelassay.properties.subject import Subject
 from kernelassay.report import render
-
-
-def assay(
-    prop: Property,
-    subject: Subject,
-    options: Options = Options(),  # noqa: B008 - frozen
-    on_case: Callable[[AttendCase], None] = lambda case: None,
-    *,
-    spec: str | None = None,
-) -> Record:
-    """The record of *prop* on *subject*, with a report if the law fails.
-
-    Without shrinking (mutants are run so) there is no diagnosis and no report. *spec* is how the
-    kernel was named, for the rerun line.
-    """
-    outcome = check(prop, subject, options, on_case)
-    if outcome.found is not None and options.shrink:
-        outcome.record.report = reported(prop, subject, outcome, spec)
-    return outcome.record
 
 
 def reported(prop: Property, subject: Subject, outcome: Outcome, spec: str | None) -> str:

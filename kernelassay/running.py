@@ -1,8 +1,7 @@
 """Running items in this process: one law on one kernel, whatever becomes of it."""
 
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -74,12 +73,11 @@ def run_item(
     watch = _Watch(on_case)
     _warm_up()
     try:
-        with _interpreter(item.device):
-            outcome = run_law(prop, subject, options, watch)
-            record = outcome.record
-            if outcome.found and options.shrink:
-                on_found(record)
-                record.report = reported(prop, subject, outcome, kernel.spec)
+        outcome = run_law(prop, subject, options, watch)
+        record = outcome.record
+        if outcome.found and options.shrink:
+            on_found(record)
+            record.report = reported(prop, subject, outcome, kernel.spec)
     except TimedOut as late:
         lost(record, "timed_out", str(late.args[0]), watch.current, watch.cases, kernel.spec)
     except DeviceLost as gone:
@@ -97,21 +95,6 @@ def _warm_up() -> None:
     """What torch imports with the first dispatch mode takes seconds: no case's fault."""
     with Watch():
         torch.empty(1)
-
-
-@contextmanager
-def _interpreter(device: str) -> Iterator[None]:
-    """Around interpreted launches: the interpreter mended, numpy silent (log2(0) is meant)."""
-    if device != "interpreter":
-        yield
-        return
-    import numpy as np
-
-    from kernelassay.impls.interpreter import mend
-
-    mend()
-    with np.errstate(all="ignore"):
-        yield
 
 
 TITLES = {

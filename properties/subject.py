@@ -184,7 +184,10 @@ class Subject:
         return Attended(result.out, result.lse, result.backend, level, watch)
 
     def _unwatched(self, call: AttendCall, error: Exception) -> Attended:
-        """Once more without the watch, under which *error* was raised."""
+        """Once more without the watch, under which *error* was raised.
+
+        What the watch is to blame for is raised under it again; anything else is the kernel's.
+        """
         try:
             answer = self._opaque(call)
         except Exception as again:
@@ -195,8 +198,13 @@ class Subject:
                 f"through torch.compile, declare Capabilities(compiled=True)",
                 where=_innermost(error),
             ) from again
-        self.unwatchable = True
-        return answer
+        try:
+            with Watch():
+                self.kernel.attend(call)
+        except Exception:
+            self.unwatchable = True
+            return answer
+        raise error
 
     def _opaque(self, call: AttendCall) -> Attended:
         result = _as_result(self.name, self.kernel.attend(call))

@@ -590,3 +590,45 @@ def test_what_compiles_under_the_watch_is_told_what_to_declare() -> None:
     record = check(VALUE, toy(kernel)).record
     assert record.kind == "Raised"
     assert "declare Capabilities(compiled=True)" in record.reason
+
+
+def test_an_exception_now_and_then_is_not_blamed_on_the_watch() -> None:
+    """Raised once and then not: the second call, without the watch, must not excuse the first."""
+    calls: list[int] = []
+
+    def kernel(call: AttendCall) -> AttendResult:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError("now and then")
+        return right(call)
+
+    subject = toy(kernel)
+    found = check(VALUE, subject, Options(shrink=False))
+    assert found.record.status == "failed"
+    assert not subject.unwatchable
+
+
+def test_the_lse_of_equal_calls_is_compared_too() -> None:
+    """An LSE that jitters is no less random than an output that does."""
+
+    def kernel(call: AttendCall) -> AttendResult:
+        answer = right(call)
+        assert answer.lse is not None
+        return replace(answer, lse=answer.lse + 1e-6 * torch.rand(()))
+
+    record = check(select("attention.deterministic")[0], toy(kernel)).record
+    assert record.kind == "NonDeterministic"
+    assert record.reason.startswith("lse of two equal calls")
+
+
+def test_metamorphic_laws_judge_the_lse_where_no_bits_are_promised() -> None:
+    """A row's LSE that counts the other rows is caught without `batch_invariant`."""
+
+    def kernel(call: AttendCall) -> AttendResult:
+        answer = right(call)
+        assert answer.lse is not None
+        return replace(answer, lse=answer.lse + 1e-3 * call.q[..., :1, 0].abs())
+
+    record = check(select("attention.row_independence")[0], toy(kernel)).record
+    assert record.kind in ("WrongValue", "Imprecise")
+    assert "lse" in record.reason

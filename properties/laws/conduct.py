@@ -62,11 +62,12 @@ def _declares(convention: str) -> Callable[[Capabilities], str | None]:
 )
 def deterministic(subject: Subject, case: AttendCase) -> None:
     first, second = subject.attend(case), subject.attend(case)
-    if not same_bits(first.out, second.out):
-        raise NonDeterministic(
-            f"two equal calls differ in {difference(first.out, second.out)}; the kernel declares "
-            f"Conventions.deterministic"
-        )
+    for name, a, b in (("out", first.out, second.out), ("lse", first.lse, second.lse)):
+        if a is not None and b is not None and not same_bits(a, b):
+            raise NonDeterministic(
+                f"{name} of two equal calls differs in {difference(a, b)}; the kernel declares "
+                f"Conventions.deterministic"
+            )
 
 
 @law(
@@ -83,10 +84,11 @@ def declines(subject: Subject, case: AttendCase) -> None:
         subject.answer(given.call)
     except Unsupported:
         return
-    needed = ", ".join(lacking(case, domain_of(subject)))
+    domain = domain_of(subject)
+    needed = ", ".join(f for f in lacking(case, domain) if f in domain.declines)
     raise Accepted(
         f"{subject.name} answered a call that needs {needed}, which it declines; "
-        f" expected Unsupported. Refuse it, or declare it as supported"
+        f"expected Unsupported. Refuse it, or declare it as supported"
     )
 
 

@@ -6,7 +6,7 @@ from kernelassay.impls.contract import Visibility
 from kernelassay.oracle.budget import Budget
 from kernelassay.properties.failures import Different
 from kernelassay.properties.inputs import Logical
-from kernelassay.properties.judge import difference, judge_out, seen_by
+from kernelassay.properties.judge import difference, judge_lse, judge_out, seen_by
 from kernelassay.properties.memory import same_bits
 from kernelassay.properties.subject import Attended, Subject
 
@@ -23,6 +23,8 @@ def agree(
     if not subject.conventions.batch_invariant:
         for answer in (first, second):
             judge_out(subject, answer.out, budget, generic=False)
+            if answer.lse is not None:
+                judge_lse(subject, answer.lse, budget)
         return
     pairs = [("out", first.out, second.out)]
     if first.lse is not None and second.lse is not None:
