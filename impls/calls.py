@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernelassay.impls.contract import AttendCall, Capabilities, Unsupported
 from kernelassay.oracle.formats import name_of
+from kernelassay.oracle.scoring import check_scoring
 
 __all__ = ["check_attend", "features_used", "refuse_unsupported"]
 
@@ -33,6 +34,7 @@ def check_attend(call: AttendCall) -> None:
     scale = call.scale
     _expect(scale is None or math.isfinite(scale), "scale", repr(scale), "a finite number or None")
     _check_visibility(call)
+    _check_scoring(call)
 
 
 def _check_visibility(call: AttendCall) -> None:
@@ -63,6 +65,14 @@ def _check_visibility(call: AttendCall) -> None:
             _check_integers(name, x, (B, length), call.q.device)
 
 
+def _check_scoring(call: AttendCall) -> None:
+    shape = (*call.q.shape[:3], call.k.shape[2])
+    check_scoring(call.scoring, shape)
+    for name in ("alibi", "bias", "sink_logits"):
+        if (x := getattr(call.scoring, name)) is not None:
+            _expect(x.device == call.q.device, name, str(x.device), f"{call.q.device}, as q")
+
+
 def _check_integers(name: str, x: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
     _expect(tuple(x.shape) == shape, name, _shape(x), str(shape))
     _expect(x.dtype in (torch.int32, torch.int64), name, str(x.dtype), "int64 or int32")
@@ -80,7 +90,7 @@ def _shape(x: Tensor) -> str:
 
 def features_used(call: AttendCall) -> frozenset[str]:
     """The features of the contract that *call* needs; memory layout is not looked at."""
-    see = call.visibility
+    see, scoring = call.visibility, call.scoring
     Hq, Tq, D = call.q.shape[1:]
     Hkv, Tk = call.k.shape[1:3]
     used = {
@@ -89,6 +99,8 @@ def features_used(call: AttendCall) -> frozenset[str]:
         "unequal_lengths": Tq != Tk,
         "more_queries": Tk < Tq,
         "no_keys": Tk == 0,
+        "no_queries": Tq == 0,
+        "value_size": call.v.shape[-1] != D,
         "window": see.window != (None, None),
         "sink_tokens": see.sinks > 0,
         "lengths": see.lengths is not None,
@@ -96,8 +108,17 @@ def features_used(call: AttendCall) -> frozenset[str]:
         "gqa": Hq != Hkv,
         "scale": call.scale not in (None, 1.0 / math.sqrt(D)),
         "scale.nonpositive": call.scale is not None and call.scale <= 0,
+        "softcap": scoring.softcap is not None,
+        "alibi": scoring.alibi is not None,
+        "bias": scoring.bias is not None,
+        "bias.minus_infinity": _holds_minus_infinity(scoring.bias),
+        "sink_logits": scoring.sink_logits is not None,
     }
     return frozenset(name for name, needed in used.items() if needed)
+
+
+def _holds_minus_infinity(bias: Tensor | None) -> bool:
+    return bias is not None and bool((bias == -math.inf).any())
 
 
 def refuse_unsupported(name: str, capabilities: Capabilities, call: AttendCall) -> None:

@@ -3,6 +3,8 @@
 An adapter is any object with `name`, `capabilities`, optionally `numerics`, and one method per
 operation it offers. There is no base class. What an author declares here drives everything:
 which cases are generated, which conventions the oracle follows, which error is allowed.
+An adapter of a library names the modules that it imports in `needs`, a tuple, and imports them
+when called: where one is not installed, the kernel is skipped in one line.
 """
 
 import difflib
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from kernelassay.oracle.formats import FORMATS
 from kernelassay.oracle.numerics import Numerics, default_numerics
+from kernelassay.oracle.scoring import Scoring
 from kernelassay.oracle.visibility import Visibility
 
 __all__ = [
@@ -26,6 +29,7 @@ __all__ = [
     "ContractError",
     "Conventions",
     "Numerics",
+    "Scoring",
     "Unsupported",
     "Visibility",
     "checked_adapter",
@@ -44,6 +48,8 @@ FEATURES: Mapping[str, str] = {
     "unequal_lengths": "Tq and Tk differ",
     "more_queries": "Tk < Tq",
     "no_keys": "Tk = 0",
+    "no_queries": "Tq = 0",
+    "value_size": "Dv differs from D",
     "window": "sliding windows (left, right)",
     "sink_tokens": "the first keys stay visible outside the window",
     "lengths": "a number of used keys per request, zero included",
@@ -51,6 +57,11 @@ FEATURES: Mapping[str, str] = {
     "gqa": "fewer KV heads than query heads",
     "scale": "a scale other than 1/sqrt(D)",
     "scale.nonpositive": "a scale of zero or below",
+    "softcap": "z = cap tanh(scale q.k / cap), before bias and mask",
+    "alibi": "slope[h] |position(i) - position(j)| is subtracted from the score",
+    "bias": "an additive bias, broadcastable to [B, Hq, Tq, Tk]",
+    "bias.minus_infinity": "a bias of -inf hides its key, as False in a mask does",
+    "sink_logits": "a logit for each head in the denominator, and in the LSE, without a value",
     "strides": "views of any strides: transposed, expanded, interleaved, padded",
 }
 """What a kernel may support or decline, with what each name means."""
@@ -69,7 +80,8 @@ class AttendCall:
     """One attention forward: out[b, h, i] = sum_j softmax_j(scale q[b,h,i].k[b,g,j]) v[b,g,j].
 
     Query head h uses KV head g = h // (Hq / Hkv). Tensors are views in the layout the adapter
-    declared; their shapes are always logical.
+    declared; their shapes are always logical. *visibility* says which keys a query sees,
+    *scoring* what is done to a score before the softmax (soft cap, ALiBi, bias, sink).
     """
 
     q: Tensor  # [B, Hq, Tq, D]
@@ -77,6 +89,7 @@ class AttendCall:
     v: Tensor  # [B, Hkv, Tk, Dv]
     scale: float | None = None  # None: the kernel's default, which must be 1/sqrt(D)
     visibility: Visibility = field(default_factory=Visibility)
+    scoring: Scoring = field(default_factory=Scoring)
 
     @property
     def softmax_scale(self) -> float:

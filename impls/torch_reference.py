@@ -1,6 +1,7 @@
 """Flash attention in plain PyTorch: softmax on line over key tiles, each rule on its own line.
 
-    z[i, j] = scale * q[i] . k[j]                    for the keys j that query i sees
+    z[i, j] = cap tanh(scale * q[i] . k[j] / cap) - slope |i - j| + bias[i, j]
+                                                     for the keys j that query i sees
     out[i]  = sum_j exp(z[i, j] - lse[i]) v[j]       lse[i] = log sum_j exp(z[i, j])
 
 State of a row after some tiles (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1):
@@ -9,7 +10,8 @@ State of a row after some tiles (Milakov and Gimelshein 2018; Dao et al. 2022, a
 
 Shapes: q [B, Hq, Tq, D]; k [B, Hkv, Tk, D]; v [B, Hkv, Tk, Dv]; out [B, Hq, Tq, Dv]; lse
 [B, Hq, Tq]; query head h reads KV head h // (Hq / Hkv). Sums are fp32; probabilities are rounded
-to the input dtype before they meet v. A row that sees no key gets out = 0 and lse = -inf.
+to the input dtype before they meet v. A row that sees no key gets out = 0 and lse = -inf. A sink
+logit s starts the state with m = s, l = 1, u = 0.
 """
 
 import math
@@ -29,6 +31,7 @@ from kernelassay.impls.contract import (
 )
 
 TILE = 64  # keys a step
+FAR = 2**62  # a window that wide hides nothing; positions lie within it, so that no sum overflows
 
 
 def attention(call: AttendCall) -> tuple[Tensor, Tensor]:
@@ -40,7 +43,9 @@ def attention(call: AttendCall) -> tuple[Tensor, Tensor]:
     group = Hq // Hkv
     kv_head = torch.arange(Hq, device=q.device) // group
     m = q.new_full((B, Hq, Tq), -math.inf, dtype=torch.float32)
-    l = q.new_zeros((B, Hq, Tq), dtype=torch.float32)  # noqa: E741
+    if call.scoring.sink_logits is not None:
+        m = call.scoring.sink_logits[None, :, None].expand(B, Hq, Tq)
+    l = torch.where(m > -math.inf, 1.0, 0.0)  # noqa: E741
     u = q.new_zeros((B, Hq, Tq, Dv), dtype=torch.float32)
     queries = q.float().contiguous()  # contiguous: no bit depends on the layout of the inputs
     end = used_keys(call)
@@ -53,6 +58,7 @@ def attention(call: AttendCall) -> tuple[Tensor, Tensor]:
         v_tile = torch.where(seen[..., None], v_tile, 0.0)  # what no row sees may be NaN: 0 x NaN
         z = queries @ k_tile.transpose(-1, -2)
         z = z * scale
+        z = scored(call, z, start, stop)
         z = torch.where(keep, z, -math.inf)
         m_new = torch.maximum(m, z.amax(dim=-1))
         m_safe = torch.where(m_new == -math.inf, 0.0, m_new)  # -inf - -inf would be NaN
@@ -87,7 +93,7 @@ def visible(call: AttendCall, start: int, stop: int) -> Tensor:
     Tk = call.k.shape[2]
     key = torch.arange(start, stop, device=call.q.device)[None, None, :]
     k_position = key  # [1, 1, tile]
-    q_position = q_positions(call)[:, :, None]  # [B, Tq, 1]
+    q_position = q_positions(call)[:, :, None].long()  # [B, Tq, 1]
     if see.causal == "positions" and see.k_positions is not None:
         k_position = see.k_positions[:, None, start:stop]
     keep = torch.ones((B, Tq, stop - start), dtype=torch.bool, device=call.q.device)
@@ -95,7 +101,7 @@ def visible(call: AttendCall, start: int, stop: int) -> Tensor:
         keep = keep & (key < see.lengths[:, None, None])
     if see.causal != "none":
         keep = keep & (k_position <= q_position)
-    left, right = see.window
+    left, right = (None if n is None else min(n, FAR) for n in see.window)
     if left is not None:
         within = k_position >= q_position - left
         sink = key < see.sinks
@@ -103,10 +109,30 @@ def visible(call: AttendCall, start: int, stop: int) -> Tensor:
     if right is not None:
         keep = keep & (k_position <= q_position + right)
     keep = keep[:, None].expand(B, Hq, Tq, stop - start)
+    if call.scoring.bias is not None:
+        bias = call.scoring.bias.expand(B, Hq, Tq, Tk)
+        keep = keep & (bias[..., start:stop] > -math.inf)
     if see.mask is not None:
         mask = see.mask.expand(B, Hq, Tq, Tk)
         keep = keep & mask[..., start:stop]
     return keep
+
+
+def scored(call: AttendCall, z: Tensor, start: int, stop: int) -> Tensor:
+    """Scores z [B, Hq, Tq, stop - start] with soft cap, ALiBi and bias."""
+    scoring, see = call.scoring, call.visibility
+    shape = (*call.q.shape[:3], call.k.shape[2])
+    if scoring.softcap is not None:
+        z = scoring.softcap * torch.tanh(z / scoring.softcap)
+    if scoring.alibi is not None:
+        k_position = torch.arange(start, stop, device=z.device)[None, None, :]
+        if see.causal == "positions" and see.k_positions is not None:
+            k_position = see.k_positions[:, None, start:stop]
+        distance = (q_positions(call)[:, :, None] - k_position).abs()[:, None]
+        z = z - scoring.alibi[:, None, None] * distance
+    if scoring.bias is not None:
+        z = z + scoring.bias.expand(shape)[..., start:stop].float()
+    return z
 
 
 def q_positions(call: AttendCall) -> Tensor:

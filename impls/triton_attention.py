@@ -1,19 +1,21 @@
 """Flash attention forward in Triton: one pass over key tiles, softmax on line.
 
-    z[i, j] = scale * sum_d q[i, d] k[j, d]          for the keys j that query i sees
-    out[i]  = sum_j exp(z[i, j] - lse[i]) v[j]       lse[i] = log sum_j exp(z[i, j])
+    x[i, j] = scale * sum_d q[i, d] k[j, d]          for the keys j that query i sees
+    z[i, j] = cap tanh(x[i, j] / cap) - slope |at_q[i] - at_k[j]| + bias[i, j]
+    out[i]  = sum_j exp(z[i, j] - lse[i]) v[j]       lse[i] = log(exp(sink) + sum_j exp(z[i, j]))
 
-A row that sees no key gets out = 0 and lse = -inf. Scores live in base 2: z' = z log2(e), so that
-exp(z - m) = exp2(z' - m'), and lse = ln(2) (m' + log2(l)).
+Query i sees the keys j < length with at_q[i] - left <= at_k[j] <= at_q[i] + right that mask and
+bias do not hide; the first *sinks* keys are exempt from *left*. A causal corner is right = 0.
+Positions at_k are key numbers and at_q such that the last query is at the last key (bottom), the
+first at the first (top left), or tensors. Without key and sink, out = 0 and lse = -inf.
 
-Shapes: q [B, Hq, Tq, D]; k [B, Hkv, Tk, D]; v [B, Hkv, Tk, Dv]; out [B, Hq, Tq, Dv]; lse
-[B, Hq, Tq]; any strides. Query head h reads KV head h // (Hq / Hkv). M = BLOCK_M rows of q are one
-program, N = BLOCK_N keys one step.
+Shapes: q [B, Hq, Tq, D]; k [B, Hkv, Tk, D]; v [B, Hkv, Tk, Dv]; mask, bias [B, Hq, Tq, Tk];
+positions [B, Tq], [B, Tk]; slopes, sink logits [Hq]; out [B, Hq, Tq, Dv]; lse [B, Hq, Tq]; any
+strides. Query head h reads KV head h // (Hq / Hkv). M = BLOCK_M rows of q are one program, N =
+BLOCK_N keys one step.
 """
 
-import math
 from collections.abc import Iterator, Mapping
-from itertools import product
 from typing import Any
 
 import torch
@@ -38,28 +40,46 @@ from kernelassay.impls.interpreter import interpreting, launching, mend
 # so that a few dozen keys already cross a tile edge.
 BLOCK_M = 64
 BLOCK_N = 32
-LARGEST_D = 128
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # explicit: Triton's default changes
+LARGEST_D = 256
+# Explicit, since Triton's defaults change. Beyond D = 128 half the rows, and nothing loaded ahead:
+# tiles of fp32 fit into shared memory, of which the smallest targets have 64 and 99 KiB.
+SMALL_D: Mapping[str, Any] = {
+    "BLOCK_M": BLOCK_M, "num_warps": 4, "num_stages": 2, "enable_fp_fusion": False,
+}  # fmt: skip
+LARGE_D: Mapping[str, Any] = {
+    "BLOCK_M": BLOCK_M // 2, "num_warps": 8, "num_stages": 1, "enable_fp_fusion": False,
+}  # fmt: skip
+FAR = tl.constexpr(2**62)  # no bound: positions lie within it on both sides
 
-POINTERS = ("Q", "K", "V", "OUT", "LSE", "MASK", "LENGTHS")
-SIZES = ("Tq", "Tk", "D", "Dv", "Hq", "group", "corner", "len_b")
-STRIDES = tuple(f"{x}_{axis}" for x in ("q", "k", "v", "o", "mask") for axis in "bhtd")
-CORNERS = {"none": 0, "bottom_right": 1, "top_left": 2}
-
-DECLINED = frozenset(("causal.positions", "window", "sink_tokens"))
+POINTERS = ("Q", "K", "V", "OUT", "LSE", "LENGTHS")
+OPTIONAL = ("MASK", "BIAS", "ALIBI", "SINKS", "Q_AT", "K_AT")
+SIZES = ("Tq", "D", "Dv", "Hq", "group", "bottom", "left", "right", "sinks")
+STRIDES = (
+    *(f"{x}_{axis}" for x in ("q", "k", "v", "o", "mask", "bias") for axis in "bhtd"),
+    *("len_b", "alibi_h", "sink_h", "qat_b", "qat_t", "kat_b", "kat_t"),
+)
 
 mend()
 
 
-# Nothing is specialised on the values of sizes, strides and addresses, nor on the causal corner or
-# lengths: neither a view of odd strides nor another kind of call costs a compilation. A mask does:
-# those who have none should not pay a load for each score.
-@triton.jit(do_not_specialize=(*SIZES, *STRIDES), do_not_specialize_on_alignment=POINTERS)
-def attention_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for these
-    Q, K, V, OUT, LSE, MASK, LENGTHS, scale_log2e,
-    Tq, Tk, D, Dv, Hq, group, corner, len_b,
-    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d,
-    o_b, o_h, o_t, o_d, mask_b, mask_h, mask_t, mask_d,
+@triton.jit
+def soft_capped(x, cap):  # type: ignore[no-untyped-def]  # Triton has no types for these
+    """cap tanh(x / cap), with tanh y = 1 - 2 / (exp(2 y) + 1): exact where exp is 0 or inf."""
+    return cap - 2.0 * cap / (tl.exp(x * (2.0 / cap)) + 1.0)
+
+
+# Nothing is specialised on the values of sizes, strides and addresses, nor on corner, window or
+# lengths: neither a view of odd strides nor another kind of call costs a compilation. What is
+# loaded for each score or row does: those who have no mask should not pay for one.
+@triton.jit(
+    do_not_specialize=(*SIZES, *STRIDES), do_not_specialize_on_alignment=(*POINTERS, *OPTIONAL)
+)
+def attention_kernel(  # type: ignore[no-untyped-def]
+    Q, K, V, OUT, LSE, LENGTHS, MASK, BIAS, ALIBI, SINKS, Q_AT, K_AT, scale, cap,
+    Tq, D, Dv, Hq, group, bottom, left: tl.int64, right: tl.int64, sinks,
+    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, o_b, o_h, o_t, o_d,
+    mask_b, mask_h, mask_t, mask_d, bias_b, bias_h, bias_t, bias_d,
+    len_b, alibi_h, sink_h, qat_b, qat_t, kat_b, kat_t,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
 ):  # fmt: skip
@@ -73,42 +93,66 @@ def attention_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for
     d = tl.arange(0, BLOCK_D).to(tl.int64)
     dv = tl.arange(0, BLOCK_DV).to(tl.int64)
 
-    # Row i sees no key from limit[i] on; no row of this tile sees one from end on.
+    # Row i sees positions low[i] to high[i]; no row of this tile sees a key outside first..end-1.
     length = tl.load(LENGTHS + b * len_b).to(tl.int32)
-    limit = tl.zeros([BLOCK_M], tl.int32) + length
-    if corner == 1:
-        limit = tl.minimum(length, rows + (length - Tq) + 1)
-    if corner == 2:
-        limit = tl.minimum(length, rows + 1)
-    limit = tl.where(rows < Tq, limit, 0)
-    end = tl.max(limit, 0)
+    if Q_AT is None:
+        at_q = rows64 + bottom * (length - Tq)
+    else:
+        at_q = tl.load(Q_AT + b * qat_b + rows64 * qat_t, mask=rows < Tq, other=0).to(tl.int64)
+    low = tl.where(rows < Tq, at_q - left, FAR)
+    high = tl.where(rows < Tq, at_q + right, -FAR)
+    first, end = 0, length
+    if Q_AT is None:  # a key's number is its position: 32 bits will do
+        at_q = at_q.to(tl.int32)
+        low = tl.minimum(tl.maximum(low, 0), length).to(tl.int32)
+        high = tl.minimum(tl.maximum(high, -1), length - 1).to(tl.int32)
+        end = tl.max(high, 0) + 1
+        first = tl.where(sinks > 0, 0, tl.min(low, 0) // BLOCK_N * BLOCK_N)
 
     q_at = Q + b * q_b + h * q_h + rows64[:, None] * q_t + d[None, :] * q_d
     q = tl.load(q_at, mask=(rows[:, None] < Tq) & (d[None, :] < D), other=0.0)  # [M, D]
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)  # running maximum, base 2
-    l = tl.zeros([BLOCK_M], tl.float32)  # denominators  # noqa: E741
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)  # running maximum
+    if SINKS is not None:  # a key without a value
+        m = tl.maximum(m, tl.load(SINKS + h * sink_h))
+    l = tl.where(m == float("-inf"), 0.0, 1.0)  # denominators  # noqa: E741
     u = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)  # numerators
 
-    for start in range(0, end, BLOCK_N):
+    for start in range(first, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)  # [N]
         keys64 = keys.to(tl.int64)
-        visible = keys[None, :] < limit[:, None]  # [M, N]
+        at_k = keys
+        if K_AT is not None:
+            at_k = tl.load(K_AT + b * kat_b + keys64 * kat_t, mask=keys < length, other=0)
+        visible = (at_k[None, :] <= high[:, None]) & (keys < length)[None, :]  # [M, N]
+        visible = visible & ((at_k[None, :] >= low[:, None]) | (keys < sinks)[None, :])
         if MASK is not None:
             mask_at = MASK + b * mask_b + h * mask_h
             mask_at += rows64[:, None] * mask_t + keys64[None, :] * mask_d
             visible = visible & tl.load(mask_at, mask=visible, other=0)
+        if BIAS is not None:
+            bias_at = BIAS + b * bias_b + h * bias_h
+            bias_at += rows64[:, None] * bias_t + keys64[None, :] * bias_d
+            bias = tl.load(bias_at, mask=visible, other=0.0).to(tl.float32)
+            visible = visible & (bias != float("-inf"))
         # What no row sees is not read: NaN there would survive as 0 x NaN.
         seen = tl.max(visible.to(tl.int32), 0) > 0  # [N]
 
         k_at = K + b * k_b + g * k_h + keys64[None, :] * k_t + d[:, None] * k_d
         k = tl.load(k_at, mask=seen[None, :] & (d[:, None] < D), other=0.0)  # [D, N]
-        z = tl.dot(q, k, input_precision="ieee") * scale_log2e
+        z = tl.dot(q, k, input_precision="ieee") * scale
+        if cap is not None:
+            z = soft_capped(z, cap)
+        if ALIBI is not None:
+            distance = tl.abs(at_q[:, None] - at_k[None, :]).to(tl.float32)
+            z = z - tl.load(ALIBI + h * alibi_h) * distance
+        if BIAS is not None:
+            z = z + bias
         z = tl.where(visible, z, float("-inf"))  # [M, N]
 
         m_new = tl.maximum(m, tl.max(z, 1))
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # -inf - -inf would be NaN
-        rescale = tl.exp2(m - m_safe)
-        p = tl.exp2(z - m_safe[:, None])
+        rescale = tl.exp(m - m_safe)
+        p = tl.exp(z - m_safe[:, None])
         l = l * rescale + tl.sum(p, 1)  # noqa: E741
         v_at = V + b * v_b + g * v_h + keys64[:, None] * v_t + dv[None, :] * v_d
         v = tl.load(v_at, mask=seen[:, None] & (dv[None, :] < Dv), other=0.0)  # [N, Dv]
@@ -121,32 +165,48 @@ def attention_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for
     out_at = OUT + b * o_b + h * o_h + rows64[:, None] * o_t + dv[None, :] * o_d
     out = (u / l_safe[:, None]).to(OUT.dtype.element_ty)
     tl.store(out_at, out, mask=(rows[:, None] < Tq) & (dv[None, :] < Dv))
-    lse = tl.where(empty, float("-inf"), (m + tl.log2(l_safe)) * 0.6931471805599453)
+    lse = tl.where(empty, float("-inf"), m + tl.log(l_safe))
     tl.store(LSE + (b * Hq + h) * Tq + rows64, lse, mask=rows < Tq)
 
 
 def attention(call: AttendCall) -> tuple[Tensor, Tensor]:
     """out and lse of *call*."""
-    q, k, v, see = call.q, call.k, call.v, call.visibility
+    q, k, v, see, scoring = call.q, call.k, call.v, call.visibility, call.scoring
     B, Hq, Tq, D = q.shape
     _, Hkv, Tk, Dv = v.shape
     out = torch.empty((B, Hq, Tq, Dv), dtype=q.dtype, device=q.device)
     lse = torch.empty((B, Hq, Tq), dtype=torch.float32, device=q.device)
-    programs = B * Hq * triton.cdiv(Tq, BLOCK_M)
+    tuned = tuning(max(D, Dv))
+    programs = B * Hq * triton.cdiv(Tq, tuned["BLOCK_M"])
     if programs == 0:
         return out, lse
+    shape = (B, Hq, Tq, Tk)
+    mask, bias = (None if x is None else x.expand(shape) for x in (see.mask, scoring.bias))
     lengths = q.new_full((B,), Tk, dtype=torch.int64) if see.lengths is None else see.lengths
-    mask = None if see.mask is None else see.mask.expand(B, Hq, Tq, Tk)  # stride 0 where broadcast
+    q_at = k_at = None
+    if see.causal == "positions":
+        q_at, k_at = see.q_positions, see.k_positions
+    left, right = (FAR.value if n is None else min(n, FAR.value) for n in see.window)
+    if see.causal != "none":
+        right = 0
     with launching(q):
         attention_kernel[(programs,)](
-            q, k, v, out, lse, mask, lengths, call.softmax_scale * math.log2(math.e),
-            Tq, Tk, D, Dv, Hq, Hq // Hkv, CORNERS[see.causal], lengths.stride(0),
+            q, k, v, out, lse, lengths, mask, bias, scoring.alibi, scoring.sink_logits, q_at, k_at,
+            float(call.softmax_scale), None if scoring.softcap is None else float(scoring.softcap),
+            Tq, D, Dv, Hq, Hq // Hkv, int(see.causal != "top_left"), left, right,
+            min(see.sinks, Tk),
             *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-            *((0, 0, 0, 0) if mask is None else mask.stride()),
-            BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
-            BLOCK_D=padded(D), BLOCK_DV=padded(Dv), **OPTIONS,
+            *strides(mask, 4), *strides(bias, 4), *strides(lengths, 1),
+            *strides(scoring.alibi, 1), *strides(scoring.sink_logits, 1),
+            *strides(q_at, 2), *strides(k_at, 2),
+            BLOCK_N=BLOCK_N, BLOCK_D=padded(D), BLOCK_DV=padded(Dv), **tuned,
         )  # fmt: skip
     return out, lse
+
+
+def strides(x: Tensor | None, axes: int) -> tuple[int, ...]:
+    """The strides of *x*, 0 where it is broadcast or absent."""
+    return (0,) * axes if x is None else x.stride()
 
 
 def padded(D: int) -> int:
@@ -154,23 +214,27 @@ def padded(D: int) -> int:
     return max(16, triton.next_power_of_2(D))
 
 
+def tuning(D: int) -> Mapping[str, Any]:
+    """Rows per program and compiler options: chosen by the head size alone."""
+    return SMALL_D if D <= 128 else LARGE_D
+
+
 _16_BIT = Numerics(l_from_p=False, block=BLOCK_N)  # tensor cores; the interpreter is finer
 
 
 class TritonAttention:
-    """The kernel above, on a GPU or in Triton's interpreter."""
+    """The kernel above, on a GPU or in Triton's interpreter; it supports every feature."""
 
     name = "triton_attention"
     capabilities = Capabilities(
         devices=("cuda", "interpreter"),
         dtypes=("fp16", "bf16", "fp32"),
-        head_sizes=(16, 32, 64, 80, 96, 128),
+        head_sizes=(16, 32, 64, 80, 96, 128, 192, 256),
         layouts=("BHTD", "BTHD"),
         tiles=(BLOCK_N, BLOCK_M),
         max_tokens=4096,
         work_limit={"interpreter": 16},
-        supports=frozenset(FEATURES) - DECLINED,
-        declines=DECLINED,
+        supports=frozenset(FEATURES),
         conventions=Conventions(
             empty_row="zeros",
             empty_lse="-inf",
@@ -192,8 +256,9 @@ class TritonAttention:
         """out and lse of *call*; malformed calls raise ValueError."""
         check_attend(call)
         refuse_unsupported(self.name, self.capabilities, call)
-        if max(call.q.shape[-1], call.v.shape[-1]) > LARGEST_D:
-            raise Unsupported(f"{self.name}: D = {call.q.shape[-1]}; at most {LARGEST_D}")
+        for name, size in (("D", call.q.shape[-1]), ("Dv", call.v.shape[-1])):
+            if size > LARGEST_D:
+                raise Unsupported(f"{self.name}: {name} = {size}; at most {LARGEST_D}")
         if call.q.device.type != "cuda" and not interpreting():
             raise Unsupported(
                 f"{self.name}: q is on {call.q.device}, where Triton needs its interpreter; "
@@ -207,13 +272,25 @@ adapter = TritonAttention()
 
 def compile_specs() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """(kernel, signature, constexprs, options) of what is compiled without a device."""
-    for dtype, masked in product(("fp32", "fp16", "bf16"), (False, True)):
-        signature = dict.fromkeys(("Q", "K", "V", "OUT"), f"*{dtype}")
-        signature |= {"LSE": "*fp32", "MASK": "*i1", "LENGTHS": "*i64", "scale_log2e": "fp32"}
-        signature |= dict.fromkeys(SIZES + STRIDES, "i32")
-        constexprs: dict[str, Any] = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N}
-        constexprs |= {"BLOCK_D": 64, "BLOCK_DV": 64}
-        if not masked:
-            constexprs |= {"MASK": None}
+    everything, positions = (*OPTIONAL, "cap"), ("Q_AT", "K_AT")
+    kinds: tuple[tuple[str, int, tuple[str, ...]], ...] = (
+        ("fp32", 128, ()),
+        ("fp32", 256, everything),
+        ("fp16", 256, everything),
+        ("fp16", 64, ()),
+        ("fp16", 64, positions),
+        ("bf16", 64, ()),
+        ("bf16", 64, everything),
+    )
+    for dtype, D, present in kinds:
+        signature = dict.fromkeys(("Q", "K", "V", "OUT", "BIAS"), f"*{dtype}")
+        signature |= dict.fromkeys(("LSE", "ALIBI", "SINKS"), "*fp32") | {"MASK": "*i1"}
+        signature |= dict.fromkeys(("LENGTHS", "Q_AT", "K_AT"), "*i64")
+        signature |= dict.fromkeys(("scale", "cap"), "fp32")
+        signature |= dict.fromkeys((*SIZES, *STRIDES), "i32") | {"left": "i64", "right": "i64"}
+        options = dict(tuning(D))
+        constexprs = {"BLOCK_M": options.pop("BLOCK_M"), "BLOCK_N": BLOCK_N}
+        constexprs |= {"BLOCK_D": D, "BLOCK_DV": D}
+        constexprs |= dict.fromkeys({*OPTIONAL, "cap"} - {*present})
         signature |= dict.fromkeys(constexprs, "constexpr")
-        yield attention_kernel, signature, constexprs, OPTIONS
+        yield attention_kernel, signature, constexprs, options

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         ContractError,
         Conventions,
         Numerics,
+        Scoring,
         Unsupported,
         Visibility,
     )
@@ -68,6 +69,7 @@ __all__ = [
     "Raised",
     "Record",
     "Refused",
+    "Scoring",
     "StillFails",
     "Subject",
     "TimedOut",
@@ -85,7 +87,7 @@ __all__ = [
 _ELSEWHERE = {
     "impls.contract": (
         "AttendCall", "AttendResult", "Capabilities", "ContractError", "Conventions", "Numerics",
-        "Unsupported", "Visibility",
+        "Scoring", "Unsupported", "Visibility",
     ),
     "checking": ("KernelFailed", "check"),
     "loading": ("LoadError", "load_kernel"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kernelassay.loading import Loaded, load_kernel
+from kernelassay.loading import Loaded, load_kernel, present
 from kernelassay.plan import Item, plan, usual_devices
 from kernelassay.properties.engine import Options
 from kernelassay.properties.property import Property, select
@@ -75,7 +75,7 @@ def as_loaded(kernel: Any, *modules: ModuleType) -> list[Loaded]:
         return [kernel]
     if isinstance(kernel, (list, tuple)):
         return [loaded for each in kernel for loaded in as_loaded(each, *modules)]
-    return [Loaded(spec_of(kernel, *modules), checked_adapter(kernel))]
+    return [present(Loaded(spec_of(kernel, *modules), checked_adapter(kernel)))]
 
 
 def spec_of(adapter: Any, *modules: ModuleType) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from kernelassay import store
 from kernelassay.cli import INTERRUPTED, SUITE_FAILED, UNUSABLE, Unusable
-from kernelassay.messages import paragraph
 from kernelassay.parent import Request, Run, WorkersFailed
 from kernelassay.plan import cuda_available, plan, unmatched
 from kernelassay.progress import Progress
@@ -106,7 +105,7 @@ def written(run: Run, records: Sequence[Record], *, strict: bool) -> str:
         for r in records
         if r.status == "suite_error" or (is_wrong(r) and r.law != "contract.adapter")
     ]
-    parts += [paragraph(f"kernelassay: {r.kind}: {r.reason}") for r in run.broken.values()]
+    parts += [report_of(r, spec) for spec, r in run.broken.items()]
     tried = [r for r in records if r.law != "contract.adapter"]
     if tried:
         parts += [table(tried), LEGEND]

@@ -17,10 +17,15 @@ GROUP = "kernelassay.kernels"
 """The entry-point group in which packages publish their adapters."""
 
 
+UNAVAILABLE = "Unavailable"
+"""The kind of a `LoadError` that skips its kernel."""
+
+
 class LoadError(Exception):
     """A kernel that cannot be used; names what was given, what went wrong and what to try.
 
-    *kind* is "LoadError", or "ContractError" where the object was found and is no adapter.
+    *kind* is "LoadError", "ContractError" where the object was found and is no adapter, or
+    `UNAVAILABLE` where a library that it calls is not installed: that is no fault.
     """
 
     def __init__(self, spec: str, what: str, *, kind: str = "LoadError") -> None:
@@ -47,7 +52,19 @@ def load_kernel(spec: str) -> list[Loaded]:
     several = list(found) if isinstance(found, (list, tuple)) else [found]
     if not several:
         raise LoadError(spec, "the list is empty; expected at least one adapter in it")
-    return [Loaded(spec, _checked(spec, adapter)) for adapter in several]
+    return [present(Loaded(spec, _checked(spec, adapter))) for adapter in several]
+
+
+def present(kernel: Loaded) -> Loaded:
+    """*kernel* itself, if every module that its adapter's `needs` names can be imported here."""
+    needs = getattr(kernel.adapter, "needs", ())
+    missing = [n for n in needs if importlib.util.find_spec(n.partition(".")[0]) is None]
+    if missing:
+        bundled = type(kernel.adapter).__module__.startswith("kernelassay.")
+        where = "; pip install 'kernelassay[targets]'" if bundled else ""
+        what = f"skipped: needs {', '.join(missing)}, not installed here{where}"
+        raise LoadError(kernel.spec, what, kind=UNAVAILABLE)
+    return kernel
 
 
 def published() -> dict[str, str]:

@@ -19,7 +19,7 @@ from kernelassay.child import INTERPRETER, NATIVE, Child, mode_of
 from kernelassay.plan import Item
 from kernelassay.properties.case import case_from
 from kernelassay.properties.records import Record
-from kernelassay.running import leaves_ruins, lost, plain_report
+from kernelassay.running import leaves_ruins, lost, unusable
 from kernelassay.settings import Settings
 
 DIAGNOSIS_LIMIT = 90.0
@@ -222,10 +222,7 @@ class Run:
 
     def _break(self, spec: str, kind: str, message: str) -> None:
         """A kernel that cannot be loaded: one record, and none of its items runs."""
-        level = self.request.settings.level
-        record = Record("contract.adapter", "contract", spec, "-", "-", level)
-        record.ended("failed", reason=message).kind = kind
-        record.report = plain_report(record, spec)
+        record = unusable(spec, kind, message, self.request.settings.level)
         self.broken[spec] = record
         for mode, items in self._pending.items():
             self.items = [i for i in self.items if i.spec != spec or i not in items]

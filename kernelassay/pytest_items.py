@@ -19,9 +19,9 @@ from kernelassay.properties.records import WRONG, Record, run_document
 from kernelassay.running import (
     device_is_lost,
     nobody,
-    plain_report,
     report_of,
     run_item,
+    unusable,
 )
 from kernelassay.settings import UNUSABLE, Settings
 from kernelassay.store import record_from
@@ -61,17 +61,15 @@ class BoundLaw:
 
 @dataclass(frozen=True, eq=False)
 class BrokenKernel:
-    """A kernel that cannot be used; its only item fails and says why."""
+    """A kernel that cannot be used; its only item fails, or is skipped, and says why."""
 
     error: LoadError
     level: str
 
     def check(self, kernel: Any) -> None:
-        """Fail with the reason."""
+        """End with the reason."""
         del kernel
-        record = Record("contract.adapter", "contract", self.error.spec, "-", "-", self.level)
-        record.ended("failed", reason=str(self.error)).kind = self.error.kind
-        record.report = plain_report(record, self.error.spec)
+        record = unusable(self.error.spec, self.error.kind, str(self.error), self.level)
         conclude(record, self.error.spec, plugin.running_item())
 
 
@@ -97,7 +95,7 @@ def conclude(record: Record, spec: str, node: pytest.Item | None) -> None:
 
 
 def _why(record: Record) -> str:
-    plain = record.status in ("declined", "undeclared", "no_device")
+    plain = record.status in ("declined", "undeclared", "no_device", "unavailable")
     return record.reason if plain else f"{record.status.replace('_', ' ')}: {record.reason}"
 
 

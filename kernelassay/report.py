@@ -129,6 +129,7 @@ def _origin(case: AttendCase, search: Search, record: Record) -> str:
     if first is None or first == case:
         return f"as found; {cost}"
     names = [n for n in ("B", "Hq", "Hkv", "Tq", "Tk", "D") if getattr(first, n) != 1]
+    names += ["Dv"] * (first.value_size != first.D)
     return f"from {' '.join(f'{n}={getattr(first, n)}' for n in names)}; {cost}"
 
 

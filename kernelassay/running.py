@@ -10,7 +10,7 @@ import torch
 
 from kernelassay import store
 from kernelassay.assay import reported
-from kernelassay.loading import Loaded
+from kernelassay.loading import UNAVAILABLE, Loaded
 from kernelassay.messages import paragraph
 from kernelassay.plan import (
     Item,
@@ -124,10 +124,19 @@ def lost(
     return record
 
 
+def unusable(spec: str, kind: str, message: str, level: str) -> Record:
+    """The one record of a kernel that cannot be loaded; without its library it is no fault."""
+    record = Record("contract.adapter", "contract", spec, "-", "-", level)
+    record.ended("unavailable" if kind == UNAVAILABLE else "failed", reason=message).kind = kind
+    record.report = plain_report(record, spec)
+    return record
+
+
 def plain_report(record: Record, spec: str, case: AttendCase | None = None) -> str:
     """What is known where nothing could be compared: verdict, case in flight, how to rerun it."""
     if record.law == "contract.adapter":
-        return paragraph(f"kernelassay: {record.kind}: {record.reason}")
+        kind = "" if record.status == "unavailable" else f"{record.kind}: "
+        return paragraph(f"kernelassay: {kind}{record.reason}")
     head = f"FAILED {record.law}  kernel={record.kernel}  dtype={record.dtype}"
     title = (record.kind or TITLES.get(record.status, record.status)).upper()
     lines = [f"{head}  device={record.device}", "", paragraph(f"{title}: {record.reason}")]

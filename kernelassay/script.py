@@ -14,6 +14,14 @@ from typing import Any
 from kernelassay.oracle.formats import format_of
 from kernelassay.properties.case import AttendCase, case_from, literal
 from kernelassay.properties.property import select
+from kernelassay.script_scoring import (
+    has_scoring,
+    lse_lines,
+    scored_lines,
+    scoring_lines,
+    terms,
+    weight_lines,
+)
 from kernelassay.script_visibility import seen_lines, visibility_lines
 
 PLAIN = frozenset(
@@ -39,11 +47,13 @@ def repro_script(record: dict[str, Any], spec: str) -> str:
     case, kind = case_from(record["case"]), str(record["kind"])
     one_call = record["law"] in (*PLAIN, "attention.memory")
     plain = one_call and kind in (*COMPARED, *CALLED)
-    body = _plain(record, case, kind) if plain else _law(record, case)
-    return "\n".join([*_head(record, case, spec, plain), *body]) + "\n"
+    body = list(_plain(record, case, kind) if plain else _law(record, case))
+    return "\n".join([*_head(record, case, spec, plain, body), *body]) + "\n"
 
 
-def _head(record: dict[str, Any], case: AttendCase, spec: str, plain: bool) -> Iterator[str]:
+def _head(
+    record: dict[str, Any], case: AttendCase, spec: str, plain: bool, body: list[str]
+) -> Iterator[str]:
     (prop,) = select(record["law"])
     yield f'"""{record["kernel"]} fails {record["law"]} with {record["kind"]}.'
     yield ""
@@ -62,11 +72,13 @@ def _head(record: dict[str, Any], case: AttendCase, spec: str, plain: bool) -> I
     if plain:
         yield "import torch"
         yield ""
-        yield "from kernelassay.impls.contract import AttendCall, Visibility"
-    if not plain or _hashed(case):
+        scoring = "Scoring, " if has_scoring(case) else ""
+        yield f"from kernelassay.impls.contract import AttendCall, {scoring}Visibility"
+    makers = sorted(set(re.findall(r"\b(?:\w+_)?content(?=\()", "\n".join(body))))
+    if not plain or makers:
         yield "from kernelassay.properties.case import AttendCase"
-    if plain and _hashed(case):
-        yield "from kernelassay.properties.content import content, mask_content, position_content"
+    if makers:
+        yield f"from kernelassay.properties.content import {', '.join(makers)}"
     yield from _kernel(spec, str(record["kernel"]))
     yield ""
 
@@ -87,16 +99,6 @@ def _kernel(spec: str, name: str) -> Iterator[str]:
         yield f"kernel = kernel.{'.'.join(rest)}"
     yield "if isinstance(kernel, (list, tuple)):"
     yield f"    kernel = next(k for k in kernel if k.name == {name!r})"
-
-
-def _hashed(case: AttendCase) -> bool:
-    """Whether the suite's content module is needed."""
-    literal_mask = case.mask is None or case.mask.split(":")[0] in ("prefix", "suffix", "nothing")
-    return not (
-        literal_mask
-        and case.positions is None
-        and all(_literal(recipe) is not None for recipe in (case.q, case.k, case.v))
-    )
 
 
 def _literal(recipe: str) -> tuple[str, list[str]] | None:
@@ -124,19 +126,26 @@ def _law(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
 
 
 def _plain(record: dict[str, Any], case: AttendCase, kind: str) -> Iterator[str]:
-    yield from _tensors(record, case)
-    yield from visibility_lines(case)
-    yield f"call = AttendCall(q=q, k=k, v=v, scale={case.scale!r}, visibility=visibility)"
+    made = [*_tensors(record, case), *visibility_lines(case)]
+    made += scoring_lines(case, record["dtype"])
+    if any("case." in line for line in made):
+        yield f"case = {literal(case)}"
+    yield from made
+    scoring = ", scoring=scoring" if has_scoring(case) else ""
+    yield f"call = AttendCall(q=q, k=k, v=v, scale={case.scale!r}, visibility=visibility{scoring})"
     if kind == "InputMutated":
-        yield "before = [x.clone() for x in (q, k, v)]"
+        held = ", ".join(f'"{name}": {name}' for name in ("q", "k", "v", *terms(case)))
+        yield f"held = {{{held}}}"
+        yield "before = {name: x.clone() for name, x in held.items()}"
     yield "answer = kernel.attend(call)"
     if kind in CALLED:
         yield 'print("answered", type(answer).__name__)'
         yield "out = answer[0] if isinstance(answer, tuple) else getattr(answer, 'out', answer)"
-        yield 'print("got", tuple(out.shape), out.dtype, "  expected", (B, Hq, Tq, D), dtype)'
+        yield "shape = (B, Hq, Tq, v.shape[-1])"
+        yield 'print("got", tuple(out.shape), out.dtype, "  expected", shape, dtype)'
     if kind == "InputMutated":
-        yield 'for name, x, was in zip("qkv", (q, k, v), before):'
-        yield '    print(name, "unchanged" if torch.equal(x, was) else "CHANGED")'
+        yield "for name, x in held.items():"
+        yield '    print(name, "unchanged" if torch.equal(x, before[name]) else "CHANGED")'
     if kind in COMPARED:
         yield from _compared(record, case)
 
@@ -146,25 +155,24 @@ def _tensors(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
     yield f'dtype, device = {format_of(record["dtype"]).dtype}, "{place}"'
     sizes = (case.B, case.Hq, case.Hkv, case.Tq, case.Tk, case.D)
     yield f"B, Hq, Hkv, Tq, Tk, D = {', '.join(map(str, sizes))}"
-    if _hashed(case):
-        yield f"case = {literal(case)}"
-    for name, heads, length in (("q", "Hq", "Tq"), ("k", "Hkv", "Tk"), ("v", "Hkv", "Tk")):
+    Dv = "D" if case.value_size == case.D else str(case.value_size)
+    shapes = {"q": "B, Hq, Tq, D", "k": "B, Hkv, Tk, D", "v": f"B, Hkv, Tk, {Dv}"}
+    for name, shape in shapes.items():
         made = _literal(getattr(case, name))
         if made is None:
-            shape = f"(B, {heads}, {length}, D)"
-            yield f"{name} = content(case.{name}, {shape}, case, {record['dtype']!r})"
+            yield f"{name} = content(case.{name}, ({shape}), case, {record['dtype']!r})"
         else:
-            fill = "zeros(" if made[0] == "0.0" else "full("
+            fill = "zeros" if made[0] == "0.0" else "full"
             value = "" if made[0] == "0.0" else f", {made[0]}"
-            yield f"{name} = torch.{fill}(B, {heads}, {length}, D){value})"
+            yield f"{name} = torch.{fill}(({shape}){value})"
             yield from (line.replace("x[", f"{name}[", 1) for line in made[1])
     yield "q, k, v = (x.to(device, dtype, copy=True) for x in (q, k, v))"
     yield 'if kernel.capabilities.layouts[0] == "BTHD":'
     yield "    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))"
     laid = {
         "offset": "torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)",
-        "padded": "torch.nn.functional.pad(x, (0, 8))[..., :D]",
-        "interleaved": "torch.nn.functional.pad(x, (0, D))[..., :D]",
+        "padded": "torch.nn.functional.pad(x, (0, 8))[..., :-8]",
+        "interleaved": "torch.cat([x, x], -1)[..., : x.shape[-1]]",
         "inner": "x.mT.contiguous().mT",
         "expanded": "x[:1].expand_as(x)",
     }
@@ -181,15 +189,15 @@ def _compared(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
     yield from seen_lines(case)
     yield "scale = D**-0.5" if case.scale is None else f"scale = {case.scale!r}"
     yield "k64, v64 = (x.double().repeat_interleave(Hq // Hkv, 1) for x in (k, v))"
-    yield "z = (scale * q.double() @ k64.mT).masked_fill(~seen, -torch.inf)"
+    yield from scored_lines(case)
     if tensor == "lse":
         yield "got = answer[1] if isinstance(answer, tuple) else answer.lse"
-        yield "expected = torch.logsumexp(z, -1)"
-        yield 'if kernel.capabilities.conventions.lse_base == "2":'
-        yield "    expected = expected / torch.log(torch.tensor(2.0)).double()"
+        yield from lse_lines(case)
+        yield 'base_2 = kernel.capabilities.conventions.lse_base == "2"'
+        yield "expected = lse / torch.log(torch.tensor(2.0).double()) if base_2 else lse"
     else:
         yield 'got = answer[0] if isinstance(answer, tuple) else getattr(answer, "out", answer)'
-        yield "p = torch.where(seen, torch.softmax(z, -1), 0.0)  # rows that see no key: 0"
+        yield from weight_lines(case)
         yield "expected = p @ v64"
     if index is None:
         yield "at = int((got.double() - expected).abs().nan_to_num(torch.inf).argmax())"

@@ -33,17 +33,21 @@ def visibility_lines(case: AttendCase) -> Iterator[str]:
     yield f"visibility = Visibility({', '.join(given)})"
 
 
+def places(case: AttendCase) -> tuple[str, str]:
+    """The positions of a query and of a key, as torch code over i, j and L."""
+    if case.positions is not None:
+        return "q_positions[:, None, :, None]", "k_positions[:, None, None, :]"
+    if case.causal == "top_left":
+        return "i", "j"
+    return f"(i + {'Tk' if case.lengths is None else 'L'} - Tq)", "j"
+
+
 def seen_lines(case: AttendCase) -> Iterator[str]:
     """Lines that narrow `seen` to what each query may see."""
-    length, at, key = "Tk", "i", "j"
+    at, key = places(case)
     if case.lengths is not None:
         yield "L = lengths.view(-1, 1, 1, 1)"
         yield "seen &= j < L"
-        length = "L"
-    if case.positions is not None:
-        at, key = "q_positions[:, None, :, None]", "k_positions[:, None, None, :]"
-    elif case.causal != "top_left":
-        at = f"(i + {length} - Tq)"
     if case.causal != "none":
         yield f"seen &= {key} <= {at}"
     left, right = case.window

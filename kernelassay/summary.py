@@ -16,6 +16,7 @@ GLYPHS = {
     "undeclared": "UNDECL",
     "not_applicable": "-",
     "no_device": "no dev",
+    "unavailable": "absent",
     "not_run": "not run",
     "suite_error": "SUITE",
 }
@@ -62,7 +63,8 @@ def times(ratio: float) -> str:
 
 def summary_line(records: Sequence[Record]) -> str:
     """One line that says what was run and what came of it."""
-    unusable = [r for r in records if r.law == "contract.adapter"]
+    absent = [r for r in records if r.status == "unavailable"]
+    unusable = [r for r in records if r.law == "contract.adapter" and r not in absent]
     records = [r for r in records if r.law != "contract.adapter"]
     count = Counter(r.status for r in records)
     wrong = sum(count[s] for s in WRONG)
@@ -80,6 +82,8 @@ def summary_line(records: Sequence[Record]) -> str:
     ]
     if unusable:
         parts.append(f"{len(unusable)} unusable kernel{'s' * (len(unusable) != 1)}")
+    if absent:
+        parts.append(f"{len(absent)} kernel{'s' * (len(absent) != 1)} skipped")
     what = f"{laws} law{'s' * (laws != 1)} x {kernels} kernel{'s' * (kernels != 1)}"
     return f"kernelassay: {what}: {', '.join(parts)}"
 

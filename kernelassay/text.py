@@ -59,16 +59,25 @@ def number(x: float) -> str:
     return f"{text} ({near})" if simple else text
 
 
+OPTIONAL = (
+    "lengths", "mask", "window", "sinks", "positions", "softcap", "alibi", "bias", "sink_logits",
+    "view", "at",
+)  # fmt: skip
+"""Fields that are shown where they are not at their default."""
+
+
 def fields_of(case: AttendCase) -> dict[str, object]:
     """The fields that say something, in the order shown."""
     fields: dict[str, object] = {"Tq": case.Tq, "Tk": case.Tk}
     if case.B > 1:
         fields["B"] = case.B
     fields["causal"] = case.causal
-    for name in ("lengths", "mask", "window", "sinks", "positions", "view", "at"):
-        if name in changed(case):
-            fields[name] = getattr(case, name)
-    return {**fields, "D": case.D, "heads": f"{case.Hq}/{case.Hkv}", "scale": case.scale}
+    given = changed(case)
+    fields |= {n: given[n] for n in OPTIONAL if n in given}
+    fields["D"] = case.D
+    if case.value_size != case.D:
+        fields["Dv"] = case.Dv
+    return {**fields, "heads": f"{case.Hq}/{case.Hkv}", "scale": case.scale}
 
 
 def shown(name: str, value: object) -> str:
@@ -77,6 +86,8 @@ def shown(name: str, value: object) -> str:
         return f"heads {value}"
     if name == "scale":
         return "scale default" if value is None else f"scale={value:.9g}"
+    if name == "softcap":
+        return f"softcap={value:.9g}"
     return f"{name}={value}"
 
 

@@ -4,8 +4,9 @@
     lse[b, h, i]  = log sum_j exp z[b, h, i, j]                    over visible j
     out[b, h, i]  = sum_j exp(z[b, h, i, j] - lse[b, h, i]) v[b, g, j]
 
-A row that sees no key has out 0 and lse -inf. What no query sees never matters, NaN and infinities
-included: invisible scores are selected away, never multiplied by 0. What a query sees is finite.
+A `Scoring` may change z and add a sink to the sum. A row that sees no key has out 0 and lse -inf,
+or the sink's logit. What no query sees never matters, NaN and infinities included: invisible
+scores are selected away, never multiplied by 0. What a query sees is finite.
 """
 
 import math
@@ -13,6 +14,7 @@ import math
 import torch
 from torch import Tensor
 
+from kernelassay.oracle.scoring import PLAIN, Scoring, capped, check_scoring, offsets
 from kernelassay.oracle.visibility import Visibility, visible
 
 HELD = 2**25
@@ -20,37 +22,50 @@ HELD = 2**25
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, visibility: Visibility, *, block: int = 4096
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    visibility: Visibility,
+    scoring: Scoring = PLAIN,
+    *,
+    block: int = 4096,
 ) -> tuple[Tensor, Tensor]:
-    """out = softmax(scale q k^T) v over visible keys, and lse: the maximum first, then plain sums.
+    """out = softmax(z) v over visible keys, and lse: the maximum first, then plain sums.
 
     q [B, Hq, Tq, D], k [B, Hkv, Tk, D], v [B, Hkv, Tk, Dv] of any dtype, on one device. Returns
     float64 out [B, Hq, Tq, Dv] and lse [B, Hq, Tq], in base e. Two passes over the keys, at most
     *block* at a time: nothing is rescaled, so the recurrences under test are not used.
     """
     shape, steps = _shape(q, k, v), _steps(q, v, block)
-    q = q.double()
-    top = q.new_full((*q.shape[:3], 1), -math.inf)
+    check_scoring(scoring, shape)
+    q, call = q.double(), (scale, visibility, scoring)
+    sink = _sink(scoring, q)
+    top = sink.expand(*q.shape[:3], 1)
     for keys in steps:
-        z = _scores(q, k, scale, visible(visibility, shape, q.device, keys), keys)
-        top = torch.maximum(top, z.amax(-1, keepdim=True))
+        top = torch.maximum(top, _scores(q, k, keys, *call).amax(-1, keepdim=True))
     top = torch.where(top == -math.inf, 0.0, top)
-    mass = torch.zeros_like(top)
+    mass = torch.exp(sink - top)
     total = q.new_zeros((*q.shape[:3], v.shape[-1]))
     for keys in steps:
-        seen = visible(visibility, shape, q.device, keys)
-        e = torch.exp(_scores(q, k, scale, seen, keys) - top)
+        z = _scores(q, k, keys, *call)
+        e = torch.exp(z - top)
         mass += e.sum(-1, keepdim=True)
-        total += _by_group(e, _values(v, seen, keys))
+        total += _by_group(e, _values(v, z != -math.inf, keys))
     return total / torch.where(mass == 0, 1.0, mass), (top + mass.log()).squeeze(-1)
 
 
-def weights(q: Tensor, k: Tensor, scale: float, visibility: Visibility) -> Tensor:
-    """p[b, h, i, j] = exp(z - lse), 0 where invisible: float64 [B, Hq, Tq, Tk], in one piece."""
+def weights(
+    q: Tensor, k: Tensor, scale: float, visibility: Visibility, scoring: Scoring = PLAIN
+) -> Tensor:
+    """p[b, h, i, j] = exp(z - lse), 0 where invisible: float64 [B, Hq, Tq, Tk], in one piece.
+
+    With a sink they sum to less than 1.
+    """
     shape = _shape(q, k, k)
-    seen = visible(visibility, shape, q.device)
-    z = _scores(q.double(), k, scale, seen, range(shape[3]))
-    return torch.where(seen, torch.softmax(z, -1), 0.0)
+    z = _scores(q.double(), k, range(shape[3]), scale, visibility, scoring)
+    lse = z.logsumexp(-1, keepdim=True).logaddexp(_sink(scoring, z))
+    return torch.where(z != -math.inf, torch.exp(z - lse), 0.0)
 
 
 def lse_in_base(lse: Tensor, base: float) -> Tensor:
@@ -58,10 +73,24 @@ def lse_in_base(lse: Tensor, base: float) -> Tensor:
     return lse / math.log(base)
 
 
-def _scores(q: Tensor, k: Tensor, scale: float, seen: Tensor, keys: range) -> Tensor:
+def _scores(
+    q: Tensor, k: Tensor, keys: range, scale: float, vis: Visibility, scoring: Scoring
+) -> Tensor:
     """z [B, Hq, Tq, keys], -inf where invisible."""
+    shape = (*q.shape[:3], k.shape[2])
     dots = _by_group(q, k[:, :, keys.start : keys.stop].double().transpose(-1, -2))
-    return torch.where(seen, scale * dots, -math.inf)
+    z = capped(scale * dots, scoring.softcap)
+    seen = visible(vis, shape, q.device, keys)
+    if (added := offsets(scoring, vis, shape, q.device, keys)) is not None:
+        z, seen = z + added, seen & (added != -math.inf)
+    return torch.where(seen, z, -math.inf)
+
+
+def _sink(scoring: Scoring, like: Tensor) -> Tensor:
+    """The sink logit of each head [Hq or 1, 1, 1], float64; -inf is no sink."""
+    if scoring.sink_logits is None:
+        return like.new_full((1, 1, 1), -math.inf)
+    return scoring.sink_logits.to(like.device).double()[:, None, None]
 
 
 def _values(v: Tensor, seen: Tensor, keys: range) -> Tensor:

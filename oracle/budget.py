@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kernelassay.oracle import budget_terms as terms
 from kernelassay.oracle.budget_lse import lse_term
-from kernelassay.oracle.budget_rows import Rows, rows_of
+from kernelassay.oracle.budget_rows import Changes, Rows, rows_of
 from kernelassay.oracle.budget_scores import U32, score_errors
 from kernelassay.oracle.formats import FORMATS, format_of, name_of
 from kernelassay.oracle.numerics import Numerics
@@ -37,8 +37,12 @@ Z_RMS_ELEMENTS = 1000
 """Elements from which on z_rms is a statistic; a correct kernel gave 1.16 on three."""
 Z_RMS_USUAL = 0.4
 """z_rms of a rightly declared 16-bit kernel on normal inputs: 0.3 to 0.5."""
+GROWTH = 300.0
+"""Largest exponent of e^E: beyond, anything is allowed, and infinity would spoil what is 0."""
 WORKSPACE = 2**28
 """Bytes of intermediates per block of rows."""
+At = tuple[slice, slice, slice, slice]
+"""A block of rows: a part of [B, Hkv, G, Tq]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +74,10 @@ def attention_budget(
     numerics: Numerics,
     *,
     generic: bool,
+    softcap: float | None = None,
+    offset: Tensor | None = None,  # broadcastable to [B, Hq, Tq, Tk], -inf hides
+    alibi: Tensor | None = None,  # that part of the offset which is a slope times a distance
+    sink_logits: Tensor | None = None,  # [Hq]
 ) -> Budget:
     """Attention in float64 and the error that *numerics* allow each element, on q's device.
 
@@ -80,42 +88,78 @@ def attention_budget(
     G = Hq // max(Hkv, 1)
     inp = FORMATS.get(name_of(q.dtype), FORMATS["fp64"])
     numerics = numerics.resolved(inp.name)
-    visible = visible.expand(B, Hq, Tq, Tk).reshape(B, Hkv, G, Tq, Tk)  # a view
-    q = q.reshape(B, Hkv, G, Tq, D)
-    shape = (B, Hkv, G, Tq)
+    if offset is not None:
+        visible = visible & (offset != -torch.inf)
+    visible = _grouped(visible.expand(B, Hq, Tq, Tk), Hkv)
+    changes = _changes((B, Hq, Tq, Tk), Hkv, softcap, offset, alibi, sink_logits)
+    q = _grouped(q, Hkv)
     sizes = (Dv, 1, Dv, 1, Dv)
-    results = [q.new_zeros((*shape, size), dtype=torch.float64) for size in sizes]
+    results = [q.new_zeros((B, Hkv, G, Tq, size), dtype=torch.float64) for size in sizes]
     per_row = _bytes_per_row(numerics, Tk, D, Dv)
-    for bs, hs, ts in _blocks(B, Hkv, G, Tq, WORKSPACE // per_row):
-        seen = visible[bs, hs, :, ts]  # [b, h, G, t, Tk]
-        qx = torch.where(seen.any(-1, keepdim=True), q[bs, hs, :, ts].double(), 0.0)
-        used = visible[bs, hs].flatten(2, 3).any(2).unsqueeze(-1)  # [b, h, Tk, 1]
-        kx, vx = (torch.where(used, x[bs, hs].double(), 0.0) for x in (k, v))
+    for at in _blocks(B, Hkv, G, Tq, WORKSPACE // per_row):
+        qx, kx, vx, seen = _what_is_seen(q, k, v, visible, at)
         rows = rows_of(
-            qx.flatten(2, 3), kx, vx, scale, seen.flatten(2, 3), numerics, inp, generic=generic
+            qx, kx, vx, scale, seen, numerics, inp, generic=generic, changes=changes.at(at)
         )
         for result, part in zip(results, _budget_of(rows), strict=True):
-            result[bs, hs, :, ts] = part.reshape(*seen.shape[:4], part.shape[-1])
+            result[at] = part.reshape(result[at].shape)
     out, lse, out_allowed, lse_allowed, rms_scale = (x.flatten(1, 2) for x in results)
     return Budget(out, lse.squeeze(-1), out_allowed, lse_allowed.squeeze(-1), rms_scale)
 
 
+def _what_is_seen(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, at: At
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v and visible of a block of rows, in float64, 0 where no query sees it."""
+    seen = visible[at]  # [b, h, G, t, Tk]
+    q = torch.where(seen.any(-1, keepdim=True), q[at].double(), 0.0)
+    used = visible[at[:2]].flatten(2, 3).any(2).unsqueeze(-1)  # [b, h, Tk, 1]
+    k, v = (torch.where(used, x[at[:2]].double(), 0.0) for x in (k, v))
+    return q.flatten(2, 3), k, v, seen.flatten(2, 3)
+
+
+def _grouped(x: Tensor, Hkv: int) -> Tensor:
+    """[B, Hq, ...] as [B, Hkv, G, ...], a view wherever heads are evenly spaced."""
+    return x.reshape(x.shape[0], Hkv, x.shape[1] // max(Hkv, 1), *x.shape[2:])
+
+
+def _changes(
+    shape: tuple[int, int, int, int],
+    Hkv: int,
+    softcap: float | None,
+    offset: Tensor | None,
+    alibi: Tensor | None,
+    sink: Tensor | None,
+) -> Changes:
+    """What is done to scores, as views [B, Hkv, G, Tq, Tk or 1]."""
+
+    def grouped(x: Tensor | None, last: int) -> Tensor | None:
+        return None if x is None else _grouped(x.double().expand(*shape[:3], last), Hkv)
+
+    return Changes(
+        softcap=softcap,
+        offset=grouped(offset, shape[3]),
+        alibi=grouped(alibi, shape[3]),
+        sink=grouped(None if sink is None else sink[:, None, None], 1),
+    )
+
+
 def _bytes_per_row(x: Numerics, Tk: int, D: int, Dv: int) -> int:
-    """Float64 intermediates of one row: some 24 per key, four of partial sums, covariances."""
+    """Float64 intermediates of one row: some 32 per key, four of partial sums, covariances."""
     casts_q = x.dot != "exact" or x.q_prescaled or x.scale_rounded
     partial = 4 * (Tk // terms.GRANULE + 1) * Dv
-    return 8 * (24 * Tk + partial + 8 * Dv + (D * (Tk + 3 * Dv) if casts_q else 0))
+    return 8 * (32 * Tk + partial + 8 * Dv + (D * (Tk + 3 * Dv) if casts_q else 0))
 
 
-def _blocks(B: int, H: int, G: int, T: int, rows: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Slices of batch, KV head and query position that hold about *rows* rows each."""
+def _blocks(B: int, H: int, G: int, T: int, rows: int) -> Iterator[At]:
+    """Slices of batch, KV head, group and query position that hold about *rows* rows each."""
     t = min(max(rows // max(G, 1), 1), max(T, 1))
     h = min(max(rows // max(G * t, 1), 1), max(H, 1)) if t >= T else 1
     b = min(max(rows // max(G * t * h, 1), 1), max(B, 1)) if t >= T and h >= H else 1
     for i in range(0, B, b):
         for j in range(0, H, h):
             for start in range(0, T, t):
-                yield slice(i, i + b), slice(j, j + h), slice(start, start + t)
+                yield slice(i, i + b), slice(j, j + h), slice(None), slice(start, start + t)
 
 
 def _budget_of(r: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -134,7 +178,7 @@ def _budget_of(r: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     )
     lse_total = lse_term(r, errors, rounds, flushed, count)
     to = format_of(r.numerics.out)
-    growth = (r.p * errors.total).sum(-1, keepdim=True).exp()
+    growth = (r.p * errors.total).sum(-1, keepdim=True).clamp_max(GROWTH).exp()
     final = to.unit * r.out.abs() + to.eta
     allowed = growth * _combined(total, r.generic) * (1 + to.unit) + final
     rms_scale = (total.variance + torch.as_tensor(total.fixed) ** 2 + final**2 / 3).sqrt()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernelassay.oracle.budget_rows import Rows
-from kernelassay.oracle.budget_scores import U32, UTF, ScoreErrors
+from kernelassay.oracle.budget_scores import U32, ScoreErrors
 from kernelassay.oracle.budget_terms import Term, row_sum_roundings
 from kernelassay.oracle.formats import format_of
 
@@ -23,7 +23,11 @@ def lse_term(r: Rows, errors: ScoreErrors, rounds: Tensor, flushed: Tensor, coun
         return e.sum(-1, keepdim=True)
 
     adds = row_sum_roundings(r, count)
-    term = Term(mean((p * errors.exp) ** 2) + U32**2 * adds, mean(p * errors.exp) + U32 * adds)
+    term = Term(
+        mean(p**2 * errors.exp_variance) + U32**2 * adds, mean(p * errors.exp) + U32 * adds
+    )
+    term += Term(fixed=mean(p * (errors.tanh + errors.bend)))
+    term += Term(fixed=sum((mean(p * c).abs() for c in errors.constants), start=torch.zeros(())))
     term += _lse_fixed(r, errors, count)
     if x.acc_biased:
         term += Term(fixed=mean(p * errors.dot))
@@ -32,7 +36,7 @@ def lse_term(r: Rows, errors: ScoreErrors, rounds: Tensor, flushed: Tensor, coun
     if x.l_from_p is not False:
         term += Term(mean(rounds**2), mean(rounds), mean(flushed))
     if errors.q is not None:
-        change = r.scale * errors.q * (p @ r.k)
+        change = r.scale * errors.q * ((p * errors.slope) @ r.k)
         term += Term(mean(change**2), mean(p * errors.q_worst))
     if errors.k is not None:
         term += Term(mean(p**2 * errors.k_variance), mean(p * errors.k_worst))
@@ -40,13 +44,17 @@ def lse_term(r: Rows, errors: ScoreErrors, rounds: Tensor, flushed: Tensor, coun
 
 
 def _lse_fixed(r: Rows, errors: ScoreErrors, count: Tensor) -> Term:
-    """Constants common to all scores, rescales, m + log l and its rounding, second order."""
-    x, u = r.numerics, U32
-    m, lse = r.m.abs(), torch.where(r.lse > -torch.inf, r.lse, 0.0).abs()
-    constants = (2 + 2 * x.scale_rounded) * u + 2 * UTF * (x.dot == "tf32_trunc")
-    fixed = constants * (r.p * r.s).sum(-1, keepdim=True).abs()
-    fixed = fixed + (count + 1) * x.exp_u + 3 * u * count * m
-    fixed = fixed + u * (4 * lse + 2 * r.l.log() + 2 * m) + LOG_U
-    fixed = fixed + (r.p * errors.total**2).sum(-1, keepdim=True) / 2
+    """Rescales, m + log l and its rounding, and what (e^eps - 1) holds beyond eps.
+
+    Maximum and row sum may be those of the keys, without the sink. The last is at most the
+    largest eps.
+    """
+    x, u, e = r.numerics, U32, errors.total
+    m, lse = torch.maximum(r.m.abs(), r.top.abs()), r.lse.nan_to_num(neginf=0.0).abs()
+    fixed = (count + 1) * x.exp_u + 3 * u * count * m
+    fixed = fixed + u * (4 * lse + 2 * (r.l.log() + r.m - r.top) + 2 * m) + LOG_U
+    second = (r.p * e**2 * e.clamp_max(50).exp()).sum(-1, keepdim=True) / 2
+    most = torch.nn.functional.pad(e * r.seen, (0, 1)).amax(-1, keepdim=True)
+    fixed = fixed + torch.minimum(second, most)
     to = format_of(x.lse)
     return Term(fixed=fixed + (to.unit * lse + to.eta if to.unit > u else 0.0))

@@ -1,4 +1,30 @@
-"""Errors of the scores: casts of q and k, the dot product, and what happens until the weight."""
+"""Errors of the scores: casts of q and k, the dot product, and what happens until the weight.
+
+    x = scale q.k      t = cap tanh(x / cap)      s = t - slope distance + bias
+
+An error d of x moves t by f'(y) d, y within |d| of x and f'(x) = 1 / cosh^2(x / cap). So
+
+    |t^ - t - f'(x) d| <= (max f' within |d| of x - f'(x)) |d|
+
+and what is made before the cap counts times its slope at the true score, in covariances as well;
+the bracket is a term of its own. The cap then adds
+
+    tanh_u cap + 2u |t| + [u_S |t|, twice where each operation is rounded to a dtype S]
+
+for tanh, whose error is relative to 1, and for products with cap and log2 e. What is added to a
+score is off by
+
+    3u |a| + 2u |b| + (1 + sums) u |s| + [u_S |a| + sums u_S |s|, and u_S (|a| + |b|) for two sums]
+
+with a = -slope distance, b the bias: for the products slope distance and with log2 e; for the
+sums, whose partial results are at most |s| + |a| or |s| + |b|; and for a product of the whole
+score with log2 e. |a| and |b| may be far more than |a + b|. A sink's logit is such a b.
+
+Constants in fp32 (scale, 1 / cap, cap, log2 e, slopes) are off by one share for all keys: no
+noise, but a covariance with the values. tanh is a function: equal scores have equal errors. Where
+values are independent of the scores, its errors average out in an output like noise, as their
+common part cancels. It does not cancel in the LSE, and counts in full there.
+"""
 
 import math
 from dataclasses import dataclass
@@ -17,9 +43,15 @@ SIGMAS = 3.0
 
 @dataclass(frozen=True, eq=False)
 class ScoreErrors:
-    """What may be wrong with each score, [..., R, n] unless said otherwise."""
+    """What may be wrong with each score, [..., R, n] unless said otherwise.
 
-    exp: Tensor  # scale product, subtraction, exp, score dtype: fresh for each key
+    Errors made before a soft cap are taken times its slope at the true score. What its curvature
+    adds, (steepest - slope) times their sum, is `bend`.
+    """
+
+    exp: Tensor  # products, sums, exp, score dtype: fresh for each key, at worst
+    exp_variance: Tensor  # and as a sum of squares, one of each cast
+    tanh: Tensor | float  # the soft cap's tanh: a function's error, the same for equal scores
     dot: Tensor  # accumulation of q.k: what to expect
     dot_worst: Tensor  # and at worst
     q: Tensor | None  # [..., R, D] change of q by a cast, common to all keys
@@ -27,6 +59,9 @@ class ScoreErrors:
     k_variance: Tensor | float  # (scale sum_i |q_i| dk_ji)^2 as a sum of squares
     k_worst: Tensor | float
     q_worst: Tensor | float
+    constants: tuple[Tensor, ...]  # each times one unknown factor in [-1, 1] for all keys
+    slope: Tensor | float  # of the soft cap
+    bend: Tensor | float
     total: Tensor  # all of them together
 
 
@@ -66,19 +101,50 @@ def score_errors(r: Rows) -> ScoreErrors:
     x, scale = r.numerics, abs(r.scale)
     q_abs, k_abs, q2, k2 = r.q.abs(), r.k.abs(), r.q**2, r.k**2
     dot, dot_worst = _dot_errors(r, scale * (q_abs @ k_abs.mT), scale**2 * (q2 @ k2.mT))
-    exp = _exp_errors(r)
-    total = exp + (dot if r.generic else dot_worst)
+    before, casts_before = _before_the_cap(r)
+    near = (
+        before + sum(casts_before) + _constants(r) * r.x.abs() + (dot if r.generic else dot_worst)
+    )
     q, k = operand_changes(r)
     q_worst = k_worst = k_variance = torch.zeros(())
     if q is not None:
         q_variance, q_worst = scale**2 * (q**2 @ k2.mT), scale * (q @ k_abs.mT)
-        total = total + _likely(r, q_variance, q_worst)
+        near = near + _likely(r, q_variance, q_worst)
     if k is not None:
         k_variance, k_worst = scale**2 * (q2 @ (k**2).mT), scale * (q_abs @ k.mT)
-        total = total + _likely(r, k_variance, k_worst)
+        near = near + _likely(r, k_variance, k_worst)
     if x.dot == "tf32_trunc" and not r.generic:
-        total = total + 2 * UTF * scale * (q_abs @ k_abs.mT)
-    return ScoreErrors(exp, dot, dot_worst, q, k, k_variance, k_worst, q_worst, total)
+        near = near + 2 * UTF * scale * (q_abs @ k_abs.mT)
+    slope, steepest = _slopes(r, near)
+    tanh = 0.0 if r.softcap is None else x.tanh_u * r.softcap * r.is_key
+    (after, casts_after), later = _after_the_cap(r), _constants_after_the_cap(r)
+    casts = [*(c * slope for c in casts_before), *casts_after]
+    exp = before * slope + after
+    return ScoreErrors(
+        exp=exp + sum(casts),
+        exp_variance=exp**2 + sum(c**2 for c in casts),
+        tanh=tanh,
+        dot=dot * slope,
+        dot_worst=dot_worst * slope,
+        q=q,
+        k=k,
+        k_variance=k_variance * slope**2,
+        k_worst=k_worst * slope,
+        q_worst=q_worst * slope,
+        constants=(_constants(r) * slope * r.x, *later),
+        slope=slope,
+        bend=(steepest - slope) * near,
+        total=steepest * near + tanh + after + sum(casts_after) + sum(c.abs() for c in later),
+    )
+
+
+def _slopes(r: Rows, error: Tensor) -> tuple[Tensor | float, Tensor | float]:
+    """The soft cap's slope 1 / cosh^2 (x / cap) at each score, and its largest within *error*."""
+    if r.softcap is None:
+        return 1.0, 1.0
+    x = r.x.abs()
+    nearest = (x - error).clamp_min(0)
+    return (x / r.softcap).cosh() ** -2, (nearest / r.softcap).cosh() ** -2
 
 
 def _likely(r: Rows, variance: Tensor, worst: Tensor) -> Tensor:
@@ -95,18 +161,62 @@ def _dot_errors(r: Rows, products: Tensor, squares: Tensor) -> tuple[Tensor, Ten
     steps = -(-r.q.shape[-1] // x.kstep) + 1
     worst = x.acc_u * steps * products
     if not x.acc_biased:
-        return x.acc_u * math.sqrt(steps) * ((r.s**2 + squares) / 2).sqrt(), worst
+        return x.acc_u * math.sqrt(steps) * ((r.x**2 + squares) / 2).sqrt(), worst
     if not r.generic:
         return worst, worst
-    return x.acc_u * steps * torch.minimum(products, r.s.abs() + SIGMAS * squares.sqrt()), worst
+    return x.acc_u * steps * torch.minimum(products, r.x.abs() + SIGMAS * squares.sqrt()), worst
 
 
-def _exp_errors(r: Rows) -> Tensor:
-    """Scaling the score, subtracting the maximum, exp; a cast of the score, if there is one."""
+def _constants(r: Rows) -> float:
+    """Relative errors of q.k that all keys share.
+
+    Scale and log2 e in fp32, or scale and 1 / cap; sqrt(scale) enters twice more. An operand cut
+    to tf32 is on average u too small, and so is the product.
+    """
     x = r.numerics
-    below = torch.where(r.seen, r.s - r.m, 0.0).abs()
-    error = 2 * U32 * below + x.exp_u + (0.0 if x.fma else U32 * r.s.abs())
-    score = format_of(x.score)
-    if score.unit > U32:
-        error = error + torch.where(r.s == 0, 0.0, (score.unit * r.s.abs()).clamp_min(score.eta))
-    return error
+    return (2 + 2 * x.scale_rounded) * U32 + 2 * UTF * (x.dot == "tf32_trunc")
+
+
+def _constants_after_the_cap(r: Rows) -> list[Tensor]:
+    """Cap and log2 e on capped scores; on offsets log2 e, and slopes in the scale's units."""
+    capped = [] if r.softcap is None else [2 * U32 * r.t]
+    return capped if r.offset is None else [*capped, 3 * U32 * r.offset]
+
+
+def _before_the_cap(r: Rows) -> tuple[Tensor, list[Tensor]]:
+    """Scaling the score, dividing it by the cap; casts of both, if there are any."""
+    x, capped = r.numerics, r.softcap is not None
+    casts = x.score_roundings + (capped and x.score_roundings > 1)
+    return ((not x.fma) + capped) * U32 * r.x.abs(), casts * _cast_of_a_score(r, r.x)
+
+
+def _after_the_cap(r: Rows) -> tuple[Tensor, list[Tensor]]:
+    """The cap's product, what is added to the score, subtracting the maximum, exp; and casts.
+
+    A sink's weight may be relative to `Rows.top`.
+    """
+    x = r.numerics
+    below = torch.where(r.seen, torch.maximum((r.s - r.m).abs(), r.s - r.top), 0.0)
+    error, casts = 2 * U32 * below + x.exp_u, []
+    if r.softcap is not None:
+        error = error + 2 * U32 * r.t.abs()
+        casts += (2 if x.score_roundings > 1 else 1) * _cast_of_a_score(r, r.t)
+    if r.offset is not None:
+        a = torch.zeros_like(r.offset) if r.alibi is None else r.alibi.abs()
+        b = r.offset.abs() if r.alibi is None else (r.offset - r.alibi).abs()
+        first, second = (a > 0) | (b > 0), (a > 0) & (b > 0)
+        s = r.s.abs()
+        error = error + U32 * (3 * a + 2 * b + (2.0 * first + second) * s)
+        for rounded in (a, first * s, second * s, second * (a + b)):
+            casts += _cast_of_a_score(r, rounded)
+    return error, casts
+
+
+def _cast_of_a_score(r: Rows, score: Tensor) -> list[Tensor]:
+    """What rounding to the score's dtype moves a score by; nothing in fp32."""
+    to = format_of(r.numerics.score)
+    if to.unit <= U32:
+        return []
+    # What is rounded before it is scaled may be smaller than the score, and so is its grid.
+    eta = to.eta * max(1.0, abs(r.scale))
+    return [torch.where(score == 0, 0.0, (to.unit * score.abs()).clamp_min(eta))]

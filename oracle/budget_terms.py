@@ -18,6 +18,8 @@ from kernelassay.oracle.formats import Format, format_of
 GRANULE = 16
 """Keys per partial sum when the range of the running P.V sum is taken: the widest of the usual
 matrix-unit steps; what can happen inside a granule is added as sum |p v|."""
+TINY = 2.0**-126
+"""fp32 results below its normal range may be 0: those of exp are on GPUs, and so are products."""
 FLUSHED = 4.0
 """Weights up to so many eta err with a bias and count at full size. Rounding to the coarse grid of
 subnormals is biased where weights get denser towards 0, by eta^2 / (3 e) for a density like 1/e:
@@ -53,13 +55,14 @@ def p_format(r: Rows) -> Format | None:
 
 
 def cast_of_p(r: Rows, errors: ScoreErrors) -> tuple[Tensor, Tensor]:
-    """At most how far the cast moves each weight: as noise, and (tiny ones) with a bias."""
+    """At most how far the cast moves each weight: as noise, and (tiny ones) with a bias.
+
+    A sink's weight meets no value: it is not cast. Without a cast weights are flushed by exp only.
+    """
     p = p_format(r)
-    if p is None:
-        return torch.zeros_like(r.p), torch.zeros_like(r.p)
-    eta = p.eta / r.numerics.p_scale
+    unit, eta = (0.0, TINY) if p is None else (p.unit, max(p.eta / r.numerics.p_scale, TINY))
     e, norm = (r.e, r.l) if r.numerics.p_normalised is False else (r.p, 1.0)
-    moved = torch.minimum(e, (p.unit * e).clamp_min(eta)) / norm
+    moved = r.is_key * torch.minimum(e, (unit * e).clamp_min(eta)) / norm
     biased = e <= FLUSHED * eta
     rounds = torch.where(errors.total > LARGE, moved * errors.total.clamp_max(50).exp(), moved)
     return torch.where(biased, 0.0, rounds), torch.where(biased, moved, 0.0)
@@ -85,27 +88,30 @@ def _either(a: Term, b: Term) -> Term:
 
 
 def score_term(r: Rows, errors: ScoreErrors) -> Term:
-    """Errors fresh for each key, and the constants scale and log2 e in fp32, common to all."""
-    fresh = Term(r.spread2((r.p * errors.exp) ** 2), r.spread1(r.p * errors.exp))
-    weighted = r.p * r.s
-    common = weighted @ r.v - weighted.sum(-1, keepdim=True) * r.out  # Cov_p(s, v)
-    constants = (2 + 2 * r.numerics.scale_rounded) * U32  # sqrt(scale) enters twice more
-    if r.numerics.dot == "tf32_trunc":  # a cut operand is on average u too small, and so is s
-        constants += 2 * UTF
+    """Errors fresh for each key, constants common to all of them, the soft cap's curvature."""
+    variance = errors.exp_variance + torch.as_tensor(errors.tanh) ** 2
+    term = Term(r.spread2(r.p**2 * variance), r.spread1(r.p * (errors.exp + errors.tanh)))
     if r.numerics.acc_biased:
-        dot = Term(fixed=r.spread1(r.p * errors.dot))
+        term += Term(fixed=r.spread1(r.p * errors.dot))
     else:
-        dot = Term(r.spread2((r.p * errors.dot) ** 2), r.spread1(r.p * errors.dot_worst))
-    return fresh + dot + Term(fixed=constants * common.abs())
+        term += Term(r.spread2((r.p * errors.dot) ** 2), r.spread1(r.p * errors.dot_worst))
+    for constant in errors.constants:
+        weighted = r.p * constant
+        common = weighted @ r.v - weighted.sum(-1, keepdim=True) * r.out  # Cov_p(constant, v)
+        term += Term(fixed=common.abs())
+    if r.softcap is not None:
+        term += Term(fixed=r.spread1(r.p * errors.bend))
+    return term
 
 
 def operand_term(r: Rows, errors: ScoreErrors) -> Term:
     """Casts of q (common to all keys: a covariance), of k and of v (fresh for each key)."""
     term, scale = Term(), abs(r.scale)
     if errors.q is not None:
-        weighted = (r.p.unsqueeze(-2) * r.k.mT.unsqueeze(-3)).flatten(-3, -2)  # [..., R D, n]
+        p = r.p * errors.slope
+        weighted = (p.unsqueeze(-2) * r.k.mT.unsqueeze(-3)).flatten(-3, -2)  # [..., R D, n]
         second = (weighted @ r.v).reshape(*r.q.shape, r.v.shape[-1])
-        cov = second - (r.p @ r.k).unsqueeze(-1) * r.out.unsqueeze(-2)  # [..., R, D, Dv]
+        cov = second - (p @ r.k).unsqueeze(-1) * r.out.unsqueeze(-2)  # [..., R, D, Dv]
         change = scale * errors.q.unsqueeze(-2)
         variance, worst = change**2 @ cov**2, change @ cov.abs()
         term += Term(variance.squeeze(-2), worst.squeeze(-2))
@@ -138,7 +144,8 @@ def rescales(r: Rows) -> Tensor:
         run = x.cummax(-1).values
         return (run[..., 1:] > run[..., :-1]).sum(-1, keepdim=True)
 
-    most = torch.maximum(records(s), records(s.flip(-1))).to(s.dtype)
+    # A sink may come first, where both scans take it last or first.
+    most = torch.maximum(records(s), records(s.flip(-1))).to(s.dtype) + r.sink
     return torch.minimum(most, steps_of(r, r.numerics.block))
 
 
@@ -151,23 +158,25 @@ def rescale_term(r: Rows, count: Tensor) -> Term:
     reach = r.spread1(r.p) / 2
     if r.generic:
         reach = torch.minimum(reach, 4 * r.spread2(r.p**2).sqrt())
-    return Term(fixed=count * (r.numerics.exp_u + 3 * U32 * r.m.abs()) * reach)
+    m = torch.maximum(r.m.abs(), r.top.abs())
+    return Term(fixed=count * (r.numerics.exp_u + 3 * U32 * m) * reach)
 
 
 def accumulation_term(r: Rows, count: Tensor) -> Term:
     """Adding up P.V, one error per step relative to a partial sum."""
     x, total = r.numerics, r.p @ r.v.abs()
     steps = steps_of(r, x.kstep) + count
+    tiny = Term(fixed=TINY * steps)
     partial, inside = _partial_sums(r)  # [..., R, n / 16, Dv], [..., R, Dv]
     reach = total
     if r.generic:
         top, bottom = partial.amax(-2).clamp_min(0), partial.amin(-2).clamp_max(0)
         reach = torch.minimum(top - bottom + inside, total)
     if x.acc_biased:
-        return Term(fixed=x.acc_u * steps * reach)
+        return tiny + Term(fixed=x.acc_u * steps * reach)
     forward, backward = partial**2, (partial[..., -1:, :] - partial) ** 2
     mean = torch.maximum(forward.mean(-2), backward.mean(-2)) + 0.1 * (r.p**2 @ r.v**2)
-    return Term(x.acc_u**2 * steps * mean, x.acc_u * steps * reach)
+    return tiny + Term(x.acc_u**2 * steps * mean, x.acc_u * steps * reach)
 
 
 def _partial_sums(r: Rows) -> tuple[Tensor, Tensor]:
@@ -182,8 +191,8 @@ def _partial_sums(r: Rows) -> tuple[Tensor, Tensor]:
 
 
 def row_sum_roundings(r: Rows, count: Tensor) -> Tensor:
-    """Additions behind the row sum: one per tile and rescale, up to 16 deep inside a tile."""
-    return steps_of(r, r.numerics.block) + count + 16
+    """Additions behind the row sum: a tile, a rescale, the sink; 16 deep inside a tile."""
+    return steps_of(r, r.numerics.block) + count + r.sink + 16
 
 
 def division_term(r: Rows, count: Tensor) -> Term:

@@ -30,24 +30,38 @@ class Enclosure:
 
 
 def attention_enclosure(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    visible: Tensor,
+    *,
+    softcap: float | None = None,
+    offset: Tensor | None = None,
+    sink: float | None = None,
 ) -> Enclosure:
-    """out = sum_j e^z_j v_j / sum_j e^z_j, lse = log sum_j e^z_j, z_j = scale q.k_j, as intervals.
+    """out = sum_j e^z_j v_j / (S + sum_j e^z_j), lse = log (S + sum_j e^z_j), as intervals.
 
-    q [Tq, D], k [Tk, D], v [Tk, Dv] and scale are taken exactly; visible [Tq, Tk] bool. No maximum
-    is subtracted: the exponents of this arithmetic are unbounded. A row that sees no key has out 0
-    and lse -inf. What no query sees may hold anything.
+    z_j = cap tanh(scale q.k_j / cap) + offset_j and S = e^sink; what is None is left out. q
+    [Tq, D], k [Tk, D], v [Tk, Dv], offset [Tq, Tk] and all numbers are taken exactly; visible
+    [Tq, Tk] bool, and an offset of -inf hides. No maximum is subtracted: the exponents of this
+    arithmetic are unbounded. A row that sees no key has out 0 and lse -inf, or the sink's logit.
+    What no query sees may hold anything.
     """
     flint = _flint()
     if visible.shape != (len(q), len(k)):
         raise ValueError(
             f"visible: got shape {tuple(visible.shape)}, expected shape {(len(q), len(k))}"
         )
+    offset = torch.zeros(visible.shape) if offset is None else offset.double()
+    visible = visible & (offset != -math.inf)
     some = visible.any(0)[:, None]
     with _precision(flint, BITS):
         keys, values = (_matrix(flint, torch.where(some, x.double(), 0.0)) for x in (k, v))
-        masses = _masses(flint, _matrix(flint, q) * keys.transpose(), scale, visible)
-        sums = [sum(row, flint.arb(0)) for row in masses]
+        scores = _scores(flint, _matrix(flint, q) * keys.transpose(), scale, softcap)
+        masses = _masses(flint, scores, offset, visible)
+        extra = flint.arb(0) if sink in (None, -math.inf) else flint.arb(sink).exp()
+        sums = [sum(row, extra) for row in masses]
         numerators = flint.arb_mat(*visible.shape, [w for row in masses for w in row]) * values
         out, out_radius = _floats(
             x if total == 0 else x / total
@@ -60,11 +74,24 @@ def attention_enclosure(
     return Enclosure(out=out, out_radius=out_radius, lse=lse, lse_radius=lse_radius)
 
 
-def _masses(flint: Any, dots: Any, scale: float, visible: Tensor) -> list[list[Any]]:
-    """e^(scale q.k), 0 where invisible."""
+def _scores(flint: Any, dots: Any, scale: float, softcap: float | None) -> list[list[Any]]:
+    """cap tanh(scale q.k / cap), or scale q.k."""
+    if softcap is None:
+        return [[scale * x for x in row] for row in dots.tolist()]
+    cap = flint.arb(softcap)
+    return [[cap * (scale * x / cap).tanh() for x in row] for row in dots.tolist()]
+
+
+def _masses(
+    flint: Any, scores: list[list[Any]], offset: Tensor, visible: Tensor
+) -> list[list[Any]]:
+    """e^(score + offset), 0 where invisible."""
     return [
-        [(scale * z).exp() if sees else flint.arb(0) for z, sees in zip(row, seen, strict=True)]
-        for row, seen in zip(dots.tolist(), visible.tolist(), strict=True)
+        [
+            (z + more).exp() if sees else flint.arb(0)
+            for z, more, sees in zip(*columns, strict=True)
+        ]
+        for columns in zip(scores, offset.tolist(), visible.tolist(), strict=True)
     ]
 
 

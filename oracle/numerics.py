@@ -37,6 +37,9 @@ class Numerics:
     """products per accumulation step: 16 in fp16/bf16 matrix units, 8 tf32, 32 fp8, 1 FMA."""
     score: str = "fp32"
     """dtype the scores are rounded to before the softmax."""
+    score_roundings: int = 1
+    """how often: an unfused kernel rounds after the dot product and after the scale. A soft cap
+    and what is added to the score are rounded once more each."""
     q_prescaled: bool = False
     """True: scale * q is rounded to the input dtype before the dot product."""
     scale_rounded: bool = False
@@ -46,6 +49,9 @@ class Numerics:
     """True: exp2(fma(score, c, -m c)), no rounding of the scaled score of its own."""
     exp_u: float = 2.0**-22
     """relative error of exp beyond what its argument's rounding explains."""
+    tanh_u: float = 2.0**-21
+    """error of the soft cap's tanh, relative to its largest value, 1: 2**-21 for one made of an
+    exponential and a quotient; 2**-11 for the GPU's tanh.approx."""
     div_u: float = 2.0**-22
     """relative error of the final division."""
     block: int = 16
@@ -61,7 +67,16 @@ class Numerics:
                     f"Numerics.{name}: got {value!r}, expected 'input' or one of "
                     f"{', '.join(FORMATS)}"
                 )
-        for name in ("acc_u", "exp_u", "div_u", "p_scale", "kstep", "block"):
+        for name in (
+            "acc_u",
+            "exp_u",
+            "tanh_u",
+            "div_u",
+            "p_scale",
+            "kstep",
+            "block",
+            "score_roundings",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(
                     f"Numerics.{name}: got {getattr(self, name)!r}, expected more than 0"

@@ -77,12 +77,10 @@ def visible(
     if run.step != 1:
         raise ValueError(f"visible: got keys {keys}, expected consecutive ones")
     j = torch.arange(run.start, max(run.start, run.stop), device=device)
-    used = torch.tensor([Tk]) if vis.lengths is None else vis.lengths.long()
-    used = used.to(device)[:, None, None]  # [B or 1, 1, 1]
-    low, high = _bounds(vis, used, Tq)  # [B or 1, Tq, 1]
-    at = j
-    if vis.causal == "positions":
-        at = _given_positions(vis)[1].to(device)[:, None, run.start : run.stop]  # [B, 1, keys]
+    used = _used_keys(vis, Tk, device)[:, :, None]  # [B or 1, 1, 1]
+    at_query, at_key = positions(vis, shape, device)
+    low, high = _bounds(vis, at_query[:, :, None])  # [B or 1, Tq, 1]
+    at = at_key[:, None, run.start : run.stop]  # [B or 1, 1, keys]
     inside = (at <= high) & ((at >= low) | (j < vis.sinks)) & (j < used)
     result = inside[:, None]  # [B or 1, 1, Tq, keys]
     if vis.mask is not None:
@@ -91,14 +89,32 @@ def visible(
     return result.expand(B, -1, Tq, len(run))
 
 
-def _bounds(vis: Visibility, used: Tensor, Tq: int) -> tuple[Tensor, Tensor]:
-    """The least and greatest key position that query i may see, [B or 1, Tq, 1], saturating."""
-    far = torch.iinfo(torch.int64)
-    at = torch.arange(Tq, device=used.device)[None, :, None]
+def positions(
+    vis: Visibility, shape: tuple[int, int, int, int], device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """The position of each query [B or 1, Tq] and of each key [B or 1, Tk], int64.
+
+    *vis* is well formed; positions of unused keys are of no meaning.
+    """
+    _, _, Tq, Tk = shape
     if vis.causal == "positions":
-        at = _given_positions(vis)[0].to(used.device).long()[:, :, None]
-    elif vis.causal != "top_left":
-        at = at + (used - Tq)
+        q_positions, k_positions = _given_positions(vis)
+        return q_positions.to(device).long(), k_positions.to(device).long()
+    at = torch.arange(Tq, device=device)[None]
+    if vis.causal != "top_left":
+        at = at + _used_keys(vis, Tk, device) - Tq
+    return at, torch.arange(Tk, device=device)[None]
+
+
+def _used_keys(vis: Visibility, Tk: int, device: torch.device | str) -> Tensor:
+    """How many keys of each request are used, [B or 1, 1]."""
+    lengths = torch.tensor([Tk]) if vis.lengths is None else vis.lengths.long()
+    return lengths.to(device)[:, None]
+
+
+def _bounds(vis: Visibility, at: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and greatest key position that a query at position *at* may see, saturating."""
+    far = torch.iinfo(torch.int64)
     left, right = vis.window
     low = torch.full_like(at, far.min) if left is None else at.clamp(min=far.min + left) - left
     high = torch.full_like(at, far.max) if right is None else at.clamp(max=far.max - right) + right
@@ -145,11 +161,16 @@ def _check_integers(name: str, got: Tensor, shape: tuple[int, ...]) -> None:
 def _check_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
     if mask.dtype != torch.bool:
         raise _malformed("mask", str(mask.dtype), "torch.bool")
-    own = shape[len(shape) - mask.ndim :]
-    if not 1 <= mask.ndim <= 4 or any(
-        n not in (1, m) for n, m in zip(mask.shape, own, strict=True)
-    ):
+    if not fits(mask, shape):
         raise _malformed("mask", f"shape {tuple(mask.shape)}", f"broadcastable to {shape}")
+
+
+def fits(x: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether x, of one axis or more, broadcasts to *shape*."""
+    own = shape[len(shape) - x.ndim :]
+    return 1 <= x.ndim <= len(shape) and all(
+        n in (1, m) for n, m in zip(x.shape, own, strict=True)
+    )
 
 
 def _malformed(field: str, got: str, expected: str) -> ValueError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kernelassay.properties.memory import VIEWS
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the case format; part of every case id."""
 
 
@@ -32,6 +32,7 @@ class AttendCase:
     Tq: int = 1
     Tk: int = 1
     D: int = 64
+    Dv: int | None = None
     causal: str = "none"
     window: tuple[int | None, int | None] = (None, None)
     sinks: int = 0
@@ -39,6 +40,10 @@ class AttendCase:
     positions: str | None = None
     mask: str | None = None
     scale: float | None = None
+    softcap: float | None = None
+    alibi: str | None = None
+    bias: str | None = None
+    sink_logits: str | None = None
     q: str = "zeros"
     k: str = "zeros"
     v: str = "zeros"
@@ -50,6 +55,11 @@ class AttendCase:
     def shape(self) -> tuple[int, int, int, int]:
         """(B, Hq, Tq, Tk)."""
         return self.B, self.Hq, self.Tq, self.Tk
+
+    @property
+    def value_size(self) -> int:
+        """Dv, which is D where nothing else is said."""
+        return self.D if self.Dv is None else self.Dv
 
     @property
     def generic(self) -> bool:
@@ -77,7 +87,8 @@ def changed(case: AttendCase) -> dict[str, Any]:
 
 def case_id(law: str, case: AttendCase) -> str:
     """8 hex digits over [schema, law, every field, defaults included]."""
-    given = asdict(case) | {"scale": None if case.scale is None else float(case.scale)}
+    numbers = {n: getattr(case, n) for n in ("scale", "softcap")}
+    given = asdict(case) | {n: None if x is None else float(x) for n, x in numbers.items()}
     canonical = json.dumps([SCHEMA, law, given], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
@@ -123,9 +134,11 @@ def case_from(given: dict[str, Any]) -> AttendCase:
         default = known[name].default
         kinds: tuple[type, ...] = {
             "scale": (float, int, type(None)),
+            "softcap": (float, int, type(None)),
+            "Dv": (int, type(None)),
             "lengths": (tuple, list, type(None)),
             "positions": (str, type(None)),
-            "mask": (str, type(None)),
+            **dict.fromkeys(("mask", "alibi", "bias", "sink_logits"), (str, type(None))),
             "window": (tuple, list),
         }.get(name, (type(default),))
         if not isinstance(value, kinds) or isinstance(value, bool):
@@ -144,6 +157,8 @@ def checked(case: AttendCase) -> AttendCase:
     for name in ("B", "Hq", "Hkv", "D"):
         if getattr(case, name) < 1:
             raise CaseError(f"case: field {name}: got {getattr(case, name)}, expected at least 1")
+    if case.Dv is not None and case.Dv < 1:
+        raise CaseError(f"case: field Dv: got {case.Dv}, expected at least 1, or None for D")
     for name in ("Tq", "Tk", "sinks", "at"):
         if getattr(case, name) < 0:
             raise CaseError(f"case: field {name}: got {getattr(case, name)}, expected at least 0")
@@ -162,6 +177,10 @@ def checked(case: AttendCase) -> AttendCase:
         )
     if case.scale is not None and not math.isfinite(case.scale):
         raise CaseError(f"case: field scale: got {case.scale}, expected a finite number or None")
+    if case.softcap is not None and not 0 < case.softcap < math.inf:
+        raise CaseError(
+            f"case: field softcap: got {case.softcap}, expected a finite number above 0, or None"
+        )
     if case.view not in VIEWS:
         raise CaseError(f"case: field view: got {case.view!r}, expected one of {', '.join(VIEWS)}")
     if case.causal not in ("none", "bottom_right", "top_left", "positions"):

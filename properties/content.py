@@ -20,6 +20,7 @@ row or a head leaves the others as they were, on every device and every version 
 | spike:lo          | column d is 0 before row P(d), log P(d) at it, lo after it             |
 | step              | column d is 1 before row P(d), -1 from it on                           |
 | integers:s:m      | an integer in 0..m in column 0 (0 elsewhere): dyadic scores            |
+| logs:s:m          | log n of an integer n in 1..m in column 0, else 0: weights in ratios   |
 | onehot            | 1 + h + 4b at d = t mod D, else 0: says which key, head, request       |
 | bits:o:w          | 2**((t - o) mod w) at d = (t - o) div w, else 0, for t in o..o + w D   |
 
@@ -29,8 +30,9 @@ P(d) runs over rows 1..T-1 in even steps.
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,12 +40,8 @@ from kernelassay.oracle.formats import format_of
 from kernelassay.properties.case import AttendCase, CaseError
 
 _M64 = (1 << 64) - 1
-
-
-def _i64(value: int) -> int:
-    """*value* mod 2**64, as a signed 64-bit integer."""
-    value &= _M64
-    return value - (1 << 64) if value >> 63 else value
+_GOLDEN = 0x9E3779B97F4A7C15
+Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -51,30 +49,41 @@ def _shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def mixed(x: Tensor) -> Tensor:
-    """The 64-bit finaliser of splitmix (Steele, Lea, Flood 2014), elementwise on int64."""
-    x = (x ^ _shift(x, 30)) * _i64(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _i64(0x94D049BB133111EB)
-    return x ^ _shift(x, 31)
+def _mix(x: Words) -> Words:
+    """The 64-bit finaliser of splitmix (Steele, Lea, Flood 2014), elementwise and in place."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def _words(seed: int, *coordinates: Tensor) -> Words:
+    """One 64-bit hash for each combination of coordinates (int64 tensors that broadcast)."""
+    state = _mix(np.array([(seed * _GOLDEN + 1) & _M64], dtype=np.uint64))
+    for c in coordinates:
+        state = _mix(state + (c.numpy().view(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
+    return state
 
 
 def hashed(seed: int, *coordinates: Tensor) -> Tensor:
-    """One 64-bit hash for each combination of coordinates (int64 tensors that broadcast)."""
-    state = mixed(torch.tensor(_i64(seed * 0x9E3779B97F4A7C15 + 1)))
-    for c in coordinates:
-        state = mixed(state + (c + 1) * _i64(0x9E3779B97F4A7C15))
-    return state
+    """The same as int64."""
+    return torch.from_numpy(_words(seed, *coordinates).view(np.int64))
 
 
 def normal(seed: int, *coordinates: Tensor) -> Tensor:
     """About N(0, 1), float64: the sum of eight 16-bit uniforms; integer arithmetic throughout."""
-    total = torch.zeros((), dtype=torch.int64)
+    lanes, low = np.uint64(0x0000FFFF0000FFFF), np.uint64(0xFFFFFFFF)
+    total: Words = np.zeros((), dtype=np.uint64)
     for half in (0, 1):
-        h = hashed(2 * seed + half, *coordinates)
-        for part in range(4):
-            total = total + ((h >> (16 * part)) & 0xFFFF)
+        h = _words(2 * seed + half, *coordinates)  # four uniforms, summed in two lanes
+        total = total + (h & lanes)
+        h >>= np.uint64(16)
+        total += h & lanes
+    total = (total & low) + (total >> np.uint64(32))
     # Eight uniforms on 0..65535: mean 4 * 65535, variance 8 (2**32 - 1) / 12.
-    return (total - 4 * 65535).double() * math.sqrt(12 / 8 / (2**32 - 1))
+    centred = torch.from_numpy(total.view(np.int64)).double().sub_(4 * 65535)
+    return centred.mul_(math.sqrt(12 / 8 / (2**32 - 1)))
 
 
 def bits_per_column(out: str) -> int:
@@ -129,6 +138,11 @@ def _spike(g: Grid, low: float) -> Tensor:
     return torch.where(g.t < at, 0.0, torch.where(g.t == at, at.double().log(), low))
 
 
+def _logs(g: Grid, seed: int, most: int) -> Tensor:
+    masses = _shift(hashed(seed, g.b, g.h, g.t), 33) % most + 1
+    return torch.where(g.d == 0, masses.double().log(), 0.0)
+
+
 def _bits(g: Grid, origin: int, width: int) -> Tensor:
     r = g.t - origin
     here = (r >= 0) & (r < width * g.D) & (g.d == r // width)
@@ -157,12 +171,13 @@ _PATTERNS: dict[str, tuple[Callable[..., Tensor], tuple[type, ...], int]] = {
         (int, int),
         0,
     ),
+    "logs": (_logs, (int, int), 0),
     "onehot": (lambda g: torch.where(g.d == g.t % g.D, 1.0 + g.h + 4 * g.b, 0.0), (), 0),
     "bits": (_bits, (int, int), 0),
 }
 
 
-_COUNTED = ("lattice", "integers", "bits")
+_COUNTED = ("lattice", "integers", "logs", "bits")
 """Patterns whose last argument is a size."""
 
 
@@ -256,11 +271,116 @@ def mask_content(recipe: str, case: AttendCase) -> Tensor:
     )
 
 
+def bias_content(recipe: str, case: AttendCase, dtype: str) -> Tensor:
+    """The additive bias of *recipe*, of size 1 on axes that it does not vary on.
+
+    Parts joined by ";" are added: `random:s:a:axes` about N(0, a^2) over some of "bhqk",
+    `level:x` a constant, `fill:x:mask recipe` x (which may be -inf) where the mask drops, else 0.
+    """
+    total = torch.zeros(1, 1, 1, 1, dtype=torch.float64)
+    for part in recipe.split(";"):
+        total = total + _bias_part(recipe, part, case)
+    return _rounded(total, dtype)
+
+
+def _rounded(x: Tensor, dtype: str) -> Tensor:
+    """*x* in *dtype*: what is finite stays finite, -inf stays what it is."""
+    to = format_of(dtype)
+    return torch.where(x.isinf(), x, x.clamp(-to.max, to.max)).to(to.dtype)
+
+
+def _bias_part(recipe: str, part: str, case: AttendCase) -> Tensor:
+    name, _, rest = part.partition(":")
+    arguments = rest.split(":")
+    try:
+        if name == "level" and len(arguments) == 1:
+            return torch.full((1, 1, 1, 1), _number(rest), dtype=torch.float64)
+        if name == "fill":
+            fill, _, mask = rest.partition(":")
+            return _choose(mask_content(mask, case), 0.0, _number(fill))
+        if name == "random" and len(arguments) == 3 and set(arguments[2]) <= set("bhqk"):
+            seed, amplitude, axes = int(arguments[0]), _finite(arguments[1]), arguments[2]
+            sizes = [n if a in axes else 1 for a, n in zip("bhqk", case.shape, strict=True)]
+            grid = torch.meshgrid(*(torch.arange(n) for n in sizes), indexing="ij")
+            return amplitude * normal(seed, *grid)
+    except CaseError:  # the mask recipe's own
+        raise
+    except ValueError:
+        pass
+    raise CaseError(
+        f"bias recipe {recipe!r}: got {part!r}, expected random:seed:amplitude:axes, level:x or "
+        f"fill:x:mask recipe, x finite or -inf"
+    )
+
+
+def _finite(text: str) -> float:
+    """The finite number that *text* is, or a ValueError."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _number(text: str) -> float:
+    """A finite number or, written so, -inf; a ValueError for anything else."""
+    return -math.inf if text == "-inf" else _finite(text)
+
+
+def alibi_content(recipe: str, case: AttendCase, dtype: str) -> Tensor:
+    """ALiBi slopes [Hq] of *recipe*, float32 numbers that *dtype* represents.
+
+    `standard`: 2**(-8 (h + 1) / n) for n heads, and for a number of heads that is no power of two
+    those of the next smaller one followed by every other one of the next larger; `hashed:s`:
+    between 0 and 1, in no order, another one for each of the first 31 heads.
+    """
+    name, _, argument = recipe.partition(":")
+    if recipe == "standard":
+        slopes = torch.tensor(_standard_slopes(case.Hq), dtype=torch.float64)
+    elif name == "hashed" and argument.isdecimal():
+        first = _shift(hashed(int(argument)), 33)
+        slopes = ((first + 12 * torch.arange(case.Hq)) % 31 + 1) / 32.0
+    else:
+        raise CaseError(f"alibi recipe: got {recipe!r}, expected standard or hashed:seed")
+    return _rounded(slopes, dtype).float()
+
+
+def _standard_slopes(heads: int) -> list[float]:
+    """Press, Smith, Lewis 2022, appendix: the recursion for numbers that are no powers of two."""
+    below = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * (h + 1) / below) for h in range(below)]
+    return slopes if below == heads else (slopes + _standard_slopes(2 * below)[::2])[:heads]
+
+
+def sink_content(recipe: str, case: AttendCase, dtype: str) -> Tensor:
+    """Sink logits [Hq] of *recipe*, float32 numbers that *dtype* represents.
+
+    `level:x` (which may be -inf: no sink) or `random:s:a`, about N(0, a^2).
+    """
+    name, *arguments = recipe.split(":")
+    logits = None
+    try:
+        if name == "level" and len(arguments) == 1:
+            level = _number(arguments[0])
+            logits = torch.full((case.Hq,), level, dtype=torch.float64)
+        if name == "random" and len(arguments) == 2:
+            logits = _finite(arguments[1]) * normal(int(arguments[0]), torch.arange(case.Hq))
+    except ValueError:
+        pass
+    if logits is None:
+        raise CaseError(
+            f"sink_logits recipe: got {recipe!r}, expected level:x (x finite or -inf) or "
+            f"random:seed:amplitude"
+        )
+    return _rounded(logits, dtype).float()
+
+
 def position_content(recipe: str, case: AttendCase) -> tuple[Tensor, Tensor]:
     """q_positions [B, Tq] and k_positions [B, Tk] of *recipe*.
 
     `offset:n`: keys at 0.., query i of request b at i + n + b (another offset each request);
-    `gaps:s`: keys at 0, 2, 4.., queries at hashed places between -1 and 2 Tk.
+    `gaps:s`: keys at 0, 2, 4.., queries at hashed places between -1 and 2 Tk;
+    `ring:s`: keys at 0.. in a hashed order, another one for each request, as in a ring buffer,
+    queries as with offset:0.
     """
     name, _, argument = recipe.partition(":")
     b, i = torch.arange(case.B).view(-1, 1), torch.arange(case.Tq)
@@ -270,4 +390,7 @@ def position_content(recipe: str, case: AttendCase) -> tuple[Tensor, Tensor]:
     if name == "gaps" and argument.isdecimal():
         places = _shift(hashed(int(argument), b, i), 33) % (2 * case.Tk + 2) - 1
         return places, 2 * j
-    raise CaseError(f"positions recipe: got {recipe!r}, expected offset:n or gaps:seed")
+    if name == "ring" and argument.isdecimal():
+        order = hashed(int(argument), b, torch.arange(case.Tk)).argsort(-1)
+        return i + b, order
+    raise CaseError(f"positions recipe: got {recipe!r}, expected offset:n, gaps:seed, ring:seed")

@@ -140,6 +140,8 @@ def further(subject: Subject, found: Found, search: Search) -> list[AttendCase]:
     case, domain = found.case, domain_of(subject)
     tile = min(subject.capabilities.tiles)
     cases = [search.first, search.worst[1] if search.worst else None]
+    plain = replace(case, softcap=None, alibi=None, bias=None, sink_logits=None)
+    cases += [plain, replace(plain, Dv=None)]  # a fault of a term leaves them right
     if case.lengths is None:
         longer = (case.Tk - 1, case.Tk + 1, case.Tk + 5, (case.Tk // tile + 1) * tile)
         cases += [replace(case, Tk=Tk) for Tk in longer if Tk > 0]

@@ -120,6 +120,13 @@ def lacking(case: AttendCase, domain: Domain) -> list[str]:
         "mask": case.mask is not None,
         "scale": case.scale is not None,
         "scale.nonpositive": case.scale is not None and case.scale <= 0,
+        "no_queries": case.Tq == 0,
+        "value_size": case.value_size != case.D,
+        "softcap": case.softcap is not None,
+        "alibi": case.alibi is not None,
+        "bias": case.bias is not None,
+        "bias.minus_infinity": case.bias is not None and "-inf" in case.bias,
+        "sink_logits": case.sink_logits is not None,
         "strides": case.view != "contiguous",
         f"causal.{case.causal}": case.causal != "none",
     }

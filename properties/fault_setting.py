@@ -1,4 +1,4 @@
-"""What fault models compute with: float64 tensors, a softmax, visibility with a twist."""
+"""What fault models compute with: a call in float64, and its scores with a twist."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from kernelassay.impls.contract import Visibility
+from kernelassay.oracle.scoring import capped
 from kernelassay.properties.inputs import Logical
-from kernelassay.properties.judge import seen_by
+from kernelassay.properties.judge import seen_by, shape_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +21,7 @@ class Answer:
     Where lse is -inf the model says that no key is seen; a kernel then answers 0 or NaN.
     """
 
-    out: Tensor  # [B, Hq, Tq, D]
+    out: Tensor  # [B, Hq, Tq, Dv]
     lse: Tensor | None  # [B, Hq, Tq]; None: the model says nothing of it
 
 
@@ -53,8 +54,7 @@ class Setting:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(B, Hq, Tq, Tk)."""
-        B, Hq, Tq, _ = self.tensors.q.shape
-        return B, Hq, Tq, self.tensors.k.shape[2]
+        return shape_of(self.tensors)
 
     @property
     def scale(self) -> float:
@@ -79,12 +79,53 @@ class Setting:
 
     @cached_property
     def v(self) -> Tensor:
-        """Values of each query head, [B, Hq, Tk, D]."""
+        """Values of each query head, [B, Hq, Tk, Dv]."""
         return self.tensors.v.double()[:, self.kv_heads]
 
     @cached_property
     def scores(self) -> Tensor:
-        """scale q.k, [B, Hq, Tq, Tk], invisible ones included."""
+        """scale q.k, capped, with ALiBi and bias: [B, Hq, Tq, Tk], invisible ones included."""
+        return scored(self)
+
+    @property
+    def cap(self) -> float | None:
+        """The soft cap."""
+        return self.tensors.scoring.softcap
+
+    @cached_property
+    def bias(self) -> Tensor | None:
+        """The additive bias, [B, Hq, Tq, Tk], -inf where it hides."""
+        bias = self.tensors.scoring.bias
+        return None if bias is None else bias.double().expand(self.shape)
+
+    @cached_property
+    def unhidden(self) -> Tensor:
+        """Where no bias of -inf hides the key, broadcastable to [B, Hq, Tq, Tk]."""
+        return (
+            torch.ones_like(self.keys, dtype=torch.bool) if self.bias is None else kept(self.bias)
+        )
+
+    @property
+    def slopes(self) -> Tensor | None:
+        """ALiBi slopes, [Hq]."""
+        slopes = self.tensors.scoring.alibi
+        return None if slopes is None else slopes.double()
+
+    @cached_property
+    def sink(self) -> Tensor:
+        """The sink logit of each head, [Hq, 1]; -inf where there is none."""
+        logits = self.tensors.scoring.sink_logits
+        none = torch.full((self.shape[1],), -math.inf, device=self.tensors.q.device)
+        return (none if logits is None else logits).double()[:, None]
+
+    @property
+    def has_sink(self) -> bool:
+        """Whether some head has a sink."""
+        return bool((self.sink > -math.inf).any())
+
+    @cached_property
+    def scaled(self) -> Tensor:
+        """scale q.k, [B, Hq, Tq, Tk]."""
         return self.scale * self.dots
 
     @cached_property
@@ -105,28 +146,53 @@ class Setting:
         """0..Tk-1."""
         return torch.arange(self.shape[3], device=self.tensors.q.device)
 
+    @property
+    def key_positions(self) -> Tensor:
+        """The position of each key, [B or 1, 1, 1, Tk]."""
+        return positions(self, self.vis.causal, self.lengths)[1][:, None, None, :]
+
     def below(self, limit: Tensor) -> Tensor:
         """Keys j < limit[b], [B, 1, 1, Tk]."""
         return self.keys < limit.view(-1, 1, 1, 1)
 
 
-def attend(
+def kept(bias: Tensor) -> Tensor:
+    """Where a bias does not hide the key."""
+    return ~torch.isneginf(bias)
+
+
+def scored(
     s: Setting,
+    scaled: Tensor | None = None,
     *,
-    seen: Tensor | None = None,
-    scores: Tensor | None = None,
-    v: Tensor | None = None,
-) -> Answer:
-    """Attention of *s* with another visible set, other scores or other values."""
-    seen, scores, v = (
-        mine if given is None else given
-        for mine, given in ((s.seen, seen), (s.scores, scores), (s.v, v))
-    )
-    z = torch.where(seen, scores, -math.inf)
-    if not z.shape[-1]:
-        return Answer(z.new_zeros(*z.shape[:3], v.shape[-1]), z.new_full(z.shape[:3], -math.inf))
-    p = torch.where(seen, torch.softmax(z, -1), 0.0)
-    return Answer(p @ v, torch.logsumexp(z, -1))
+    cap: Tensor | None = None,
+    alibi: Tensor | float | None = None,
+    bias: Tensor | float | None = None,
+) -> Tensor:
+    """Scores of *s* with another scale q.k, other capped scores, ALiBi term or bias.
+
+    Finite throughout: a bias of -inf counts as 0, what it hides is for the visible set to say.
+    """
+    z = capped(s.scaled if scaled is None else scaled, s.cap) if cap is None else cap
+    if alibi is None:
+        alibi = 0.0 if s.slopes is None else penalty(s, gaps(s))
+    if bias is None:
+        bias = 0.0 if s.bias is None else s.bias
+    if isinstance(bias, Tensor):
+        bias = torch.where(kept(bias), bias, 0.0)
+    return z + alibi + bias
+
+
+def penalty(s: Setting, gap: Tensor) -> Tensor:
+    """What ALiBi adds where query and key are a *gap* apart: -slope |gap|."""
+    assert s.slopes is not None
+    return -s.slopes[:, None, None] * gap.abs()
+
+
+def gaps(s: Setting, corner: str | None = None, lengths: Tensor | None = None) -> Tensor:
+    """position(i) - position(j) [B or 1, 1, Tq, Tk], from another corner or other lengths."""
+    at, key_at = positions(s, corner or s.vis.causal, s.lengths if lengths is None else lengths)
+    return at[:, None, :, None] - key_at[:, None, None, :]
 
 
 def positions(s: Setting, corner: str, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,71 +204,6 @@ def positions(s: Setting, corner: str, lengths: Tensor) -> tuple[Tensor, Tensor]
     if corner == "top_left":
         return row, s.keys[None]
     return row + (lengths - Tq)[:, None], s.keys[None]
-
-
-def sees(
-    s: Setting,
-    *,
-    corner: str | None = None,
-    shift: int = 0,
-    window: tuple[int | None, int | None] | None = None,
-    sinks: int | None = None,
-    lengths: Tensor | None = None,
-    anchor: Tensor | None = None,
-    mask: Tensor | None = None,
-) -> Tensor:
-    """The visible set [B, Hq, Tq, Tk] with something else in place of what was asked for.
-
-    *shift* moves the causal bound; *anchor* holds the lengths that place the bottom-right corner;
-    *mask* replaces the boolean mask.
-    """
-    used = s.lengths if lengths is None else lengths
-    corner = corner or s.vis.causal
-    at, key_at = positions(s, corner, used if anchor is None else anchor)
-    at, key_at = at[:, None, :, None], key_at[:, None, None, :]
-    left, right = s.vis.window if window is None else window
-    keep = s.below(used) & torch.ones_like(at <= key_at)
-    if corner != "none":
-        keep = keep & (key_at <= at + shift)
-    if left is not None:
-        keep = keep & (
-            (key_at >= at - left) | (s.keys < (s.vis.sinks if sinks is None else sinks))
-        )
-    if right is not None:
-        keep = keep & (key_at <= at + right)
-    mask = s.vis.mask if mask is None else mask
-    if mask is not None:
-        keep = keep & mask
-    return keep.expand(s.shape)
-
-
-def streamed(
-    s: Setting,
-    tile: int,
-    *,
-    rescale_u: bool = True,
-    rescale_l: bool = True,
-    last_sum: bool = False,
-) -> Answer:
-    """The softmax on line over key tiles, with a rescale left out or only the last tile's sum."""
-    m = s.scores.new_full(s.shape[:3], -math.inf)
-    l, u = torch.zeros_like(m), torch.zeros(*m.shape, s.v.shape[-1], device=m.device).double()  # noqa: E741
-    for keys in tiles_of(s, tile):
-        z = torch.where(s.seen, s.scores, -math.inf)[..., keys]
-        m_new = torch.maximum(m, z.amax(-1))
-        safe = torch.where(m_new == -math.inf, 0.0, m_new)
-        factor = torch.exp(m - safe)
-        e = torch.exp(z - safe[..., None])
-        # A kernel that rescales nothing starts from 0, not from what the first factor makes of it.
-        l = (l * (factor if rescale_l else 1.0) if not last_sum else 0.0) + e.sum(-1)  # noqa: E741
-        u = u * (factor[..., None] if rescale_u else 1.0) + e @ s.v[..., keys, :]
-        m = m_new
-    return Answer(u / torch.where(l == 0, 1.0, l)[..., None], m + l.log())
-
-
-def tiles_of(s: Setting, tile: int) -> Iterator[slice]:
-    """Slices of *tile* keys."""
-    return (slice(start, start + tile) for start in range(0, s.shape[3], tile))
 
 
 def table(

@@ -15,14 +15,24 @@ from torch import Tensor
 from kernelassay.oracle.budget import lse_allowed_in_base
 from kernelassay.oracle.formats import format_of
 from kernelassay.properties.case import AttendCase
-from kernelassay.properties.fault_setting import Answer, Fault, Setting
+from kernelassay.properties.fault_setting import Answer, Fault, Setting, scored
 from kernelassay.properties.faults_arithmetic import FAULTS as ARITHMETIC
+from kernelassay.properties.faults_reading import FAULTS as READING
+from kernelassay.properties.faults_scoring import FAULTS as SCORING
+from kernelassay.properties.faults_terms import FAULTS as TERMS
 from kernelassay.properties.faults_visibility import FAULTS as VISIBILITY
 from kernelassay.properties.inputs import logical
 from kernelassay.properties.judge import budget_of, empty_rows
 from kernelassay.properties.subject import Subject
 
-FAULTS: tuple[Fault, ...] = (ARITHMETIC[0], *VISIBILITY, *ARITHMETIC[1:])
+FAULTS: tuple[Fault, ...] = (
+    ARITHMETIC[0],
+    *VISIBILITY,
+    *SCORING,
+    *TERMS,
+    *READING,
+    *ARITHMETIC[1:],
+)
 """Of models that explain the same calls equally well, the earlier one is reported: first the one
 that speaks of a single input, which a model that hides every key explains as well."""
 EXPLAINED = 0.25
@@ -80,7 +90,11 @@ def observe(subject: Subject, case: AttendCase) -> Observed:
     allowed = budget.out_allowed
     unit = format_of(numerics.out).unit
     near = allowed.amax(-1, keepdim=True) + unit * answer.out.double().nan_to_num().abs()
-    near = near + cast * values
+    setting = Setting(
+        tensors, subject.capabilities.tiles, case.view, subject.capabilities.layouts[0]
+    )
+    slack = 4 * format_of(numerics.score).unit * _largest_terms(setting)
+    near = near + (cast + slack[..., None]) * values
     judged = (~empty | (conventions.empty_row != "undefined"))[..., None].expand_as(allowed)
     truth = budget.out
     if conventions.empty_row == "nan":
@@ -91,11 +105,19 @@ def observe(subject: Subject, case: AttendCase) -> Observed:
         natural = answer.lse.double() * (1.0 if conventions.lse_base == "e" else math.log(2))
         allowed = lse_allowed_in_base(budget, "2")
         truth = budget.lse if conventions.empty_lse == "-inf" else -budget.lse.abs()
-        lse = _part(natural, truth, allowed, 2 * allowed + 8 * cast, ~empty)
-    setting = Setting(
-        tensors, subject.capabilities.tiles, case.view, subject.capabilities.layouts[0]
-    )
+        lse = _part(natural, truth, allowed, 2 * allowed + 8 * cast + slack, ~empty)
     return Observed(case, setting, out, lse)
+
+
+def _largest_terms(s: Setting) -> Tensor:
+    """The largest score of a row without its soft cap, or term that is added to one.
+
+    The budget is that of capped scores; a fault may leave the cap out. 0 where scores are plain.
+    """
+    if s.tensors.scoring.plain or not s.shape[3]:
+        return torch.zeros(s.shape[:3], device=s.keys.device).double()
+    added = (s.scores - scored(s, alibi=0.0, bias=0.0)).abs()
+    return torch.where(s.seen, s.scaled.abs() + added, 0.0).amax(-1)
 
 
 def _part(got: Tensor, truth: Tensor, allowed: Tensor, near: Tensor, judged: Tensor) -> Part:

@@ -1,21 +1,12 @@
-"""Fault models of reading and arithmetic: heads, strides, scale, rescales, sums, maxima, LSE."""
+"""Fault models of arithmetic: scale, rescales, sums, maxima, LSE."""
 
 import math
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
-from kernelassay.properties.fault_setting import (
-    Answer,
-    Fault,
-    Setting,
-    Variants,
-    attend,
-    streamed,
-    table,
-    tiles_of,
-)
-from kernelassay.properties.memory import place
+from kernelassay.properties.fault_answers import attend, streamed, tiles_of
+from kernelassay.properties.fault_setting import Answer, Fault, Setting, Variants, scored, table
 
 FAULTS: list[Fault] = []
 MOST_KEYS = 64
@@ -27,58 +18,13 @@ fault = table(FAULTS)
     "masked before scaled", "hidden scores are -inf before a scale of 0 or below multiplies them"
 )
 def masked_before_scaled(s: Setting) -> Variants:
-    if s.scale > 0:
+    if s.scale > 0 or (s.scale < 0 and s.cap is not None):  # a cap makes a number of infinity
         return
     right, hidden = attend(s), ~s.seen.all(-1)
     everywhere = torch.ones_like(hidden)
     for what, rows in (("", hidden), ("lanes past the last key too", everywhere)):
         out = torch.where(rows[..., None], math.nan, right.out)
         yield what, Answer(out, None if right.lse is None else right.lse * out[..., 0])
-
-
-@fault("KV head mapping", "query heads read the wrong KV head")
-def head_mapping(s: Setting) -> Variants:
-    Hq, Hkv = s.shape[1], s.tensors.k.shape[1]
-    if Hkv == 1:
-        return
-    heads = torch.arange(Hq, device=s.keys.device)
-    for what, wrong in (("h % Hkv", heads % Hkv), ("KV head 0 for all", heads * 0)):
-        k, v = s.tensors.k.double()[:, wrong], s.tensors.v.double()[:, wrong]
-        scores = s.scale * s.tensors.q.double() @ k.transpose(-1, -2)
-        yield what, attend(s, scores=scores, v=v)
-        yield f"{what}, in k alone", attend(s, scores=scores)
-        yield f"{what}, in v alone", attend(s, v=v)
-
-
-@fault("keys of request 0", "every request reads the keys and values of request 0")
-def first_request(s: Setting) -> Variants:
-    if s.shape[0] > 1:
-        k, v = s.k[:1].expand_as(s.k), s.v[:1].expand_as(s.v)
-        scores = s.scale * s.tensors.q.double() @ k.transpose(-1, -2)
-        yield "", attend(s, scores=scores, v=v)
-        yield "k alone", attend(s, scores=scores)
-        yield "v alone", attend(s, v=v)
-
-
-@fault("strides ignored", "memory is read as if it were contiguous")
-def strides_ignored(s: Setting) -> Variants:
-    if s.view == "contiguous":
-        return
-    read = {}
-    for name in ("q", "k", "v"):
-        x: Tensor = getattr(s.tensors, name)
-        held = place(name, x, s.layout, s.view, str(x.device)).view
-        B, H, T, D = x.shape
-        strides = (H * T * D, T * D, D, 1) if s.layout == "BHTD" else (T * H * D, D, H * D, 1)
-        if held.storage_offset() + B * H * T * D <= held.untyped_storage().nbytes() // x.itemsize:
-            read[name] = held.as_strided((B, H, T, D), strides).double()
-    for what in ("qkv", "q", "k", "v", "kv"):
-        q, k, v = (
-            read.get(n, y) if n in what else y
-            for n, y in zip("qkv", (s.tensors.q, s.tensors.k, s.tensors.v), strict=True)
-        )
-        k, v = k.double()[:, s.kv_heads], v.double()[:, s.kv_heads]
-        yield f"of {what}", attend(s, scores=s.scale * q.double() @ k.transpose(-1, -2), v=v)
 
 
 @fault("scale wrong", "the softmax scale is wrong")
@@ -95,29 +41,41 @@ def scale_wrong(s: Setting) -> Variants:
     }
     for what, scale in others.items():
         if not math.isclose(scale, s.scale):
-            yield what, attend(s, scores=scale * s.dots)
+            yield what, attend(s, scores=scored(s, scale * s.dots))
+    for what, factor in (("exp2 without", math.log(2)), ("exp with", 1 / math.log(2))):
+        answer = attend(s, scores=factor * s.scores, sink=factor * s.sink)
+        yield f"{what} the factor log2(e), in all terms", answer
 
 
 @fault("accumulator not rescaled", "sums are not rescaled when the running maximum rises")
 def no_rescale(s: Setting) -> Variants:
+    ways = {"numerators": (False, True), "row sums": (True, False), "both": (False, False)}
+    for tile, last, told in sink_places(s):
+        for what, (u, l) in ways.items():  # noqa: E741
+            answer = streamed(s, tile, rescale_u=u, rescale_l=l, sink_last=last)
+            yield f"{what}, tile {tile}{told}", answer
+
+
+def sink_places(s: Setting) -> Iterator[tuple[int, bool, str]]:
+    """(tile, whether a sink comes last, how to say so) for kernels that go over tiles."""
     for tile in s.tiles:
-        yield f"numerators, tile {tile}", streamed(s, tile, rescale_u=False)
-        yield f"row sums, tile {tile}", streamed(s, tile, rescale_l=False)
-        yield f"both, tile {tile}", streamed(s, tile, rescale_u=False, rescale_l=False)
+        yield tile, False, ""
+        yield tile, True, ", then the sink"
 
 
 @fault("wrong row sum", "the output is divided by the row sum of the last tile alone")
 def last_sum(s: Setting) -> Variants:
-    for tile in s.tiles:
-        yield f"tile {tile}", streamed(s, tile, last_sum=True)
+    for tile, last, told in sink_places(s):
+        yield f"tile {tile}{told}", streamed(s, tile, last_sum=True, sink_last=last)
 
 
 @fault("not normalised", "the output is not divided by the row sum")
 def not_normalised(s: Setting) -> Variants:
     z = torch.where(s.seen, s.scores, -math.inf)
-    top = z.amax(-1, keepdim=True) if s.shape[3] else z.sum(-1, keepdim=True)
-    e = torch.exp(z - torch.where(top == -math.inf, 0.0, top))
-    yield "", Answer(e @ s.v, attend(s).lse)
+    top = z.amax(-1, keepdim=True) if s.shape[3] else torch.full_like(z[..., :1], -math.inf)
+    for what, most in {"": top, "the sink in the maximum": top.maximum(s.sink[..., None])}.items():
+        e = torch.exp(z - torch.where(most == -math.inf, 0.0, most))
+        yield what, Answer(e @ s.v, attend(s).lse)
 
 
 @fault("merged with equal weights", "parts of the keys are merged without their weights")
@@ -134,7 +92,7 @@ def equal_merge(s: Setting) -> Variants:
 @fault("no maximum subtracted", "exp is taken of scores without their maximum subtracted")
 def no_maximum(s: Setting) -> Variants:
     e = torch.where(s.seen, s.scores.float().exp(), 0.0)
-    sums = e.sum(-1)
+    sums = e.sum(-1) + s.sink.float().exp()
     out = (e @ s.v.float()) / sums[..., None]
     yield "fp32", Answer(out.double(), sums.double().log())
 
@@ -153,14 +111,19 @@ def first_tile(s: Setting) -> Variants:
 def masked_zero(s: Setting) -> Variants:
     everything = torch.ones_like(s.seen)
     yield "", attend(s, seen=everything, scores=torch.where(s.seen, s.scores, 0.0))
+    scores = torch.where(s.seen, s.scores, 0.0)
+    yield "but for the bias", attend(s, seen=everything & s.unhidden, scores=scores)
 
 
 @fault("mask after the softmax", "weights are masked after the softmax and not normalised again")
 def masked_late(s: Setting) -> Variants:
-    whole = attend(s, seen=torch.ones_like(s.seen))
-    if whole.lse is not None:
+    everything = torch.ones_like(s.seen)
+    ways = {"": everything, "but for the bias": everything & s.unhidden}
+    for what, seen in ways.items():
+        whole = attend(s, seen=seen)
+        assert whole.lse is not None
         p = torch.exp(s.scores - whole.lse[..., None])
-        yield "", Answer(torch.where(s.seen, p, 0.0) @ s.v, whole.lse)
+        yield what, Answer(torch.where(s.seen, p, 0.0) @ s.v, whole.lse)
 
 
 @fault(
@@ -196,7 +159,8 @@ def empty_averaged(s: Setting) -> Variants:
 @fault("empty row 0/0", "a row that sees no key is divided by its row sum of 0")
 def empty_divided(s: Setting) -> Variants:
     right = attend(s)
-    empty = ~s.seen.any(-1, keepdim=True)
+    assert right.lse is not None
+    empty = torch.isneginf(right.lse)[..., None]
     yield "", Answer(torch.where(empty, math.nan, right.out), None)
 
 
@@ -205,7 +169,9 @@ def tail_rows(s: Setting) -> Variants:
     Tq = s.shape[2]
     rows = torch.arange(Tq, device=s.keys.device)[:, None]
     for tile in s.tiles:
-        yield f"tile {tile}", attend(s, seen=s.seen & (rows < Tq // tile * tile))
+        done = rows < Tq // tile * tile
+        sink = torch.where(done[:, 0], s.sink, -math.inf)
+        yield f"tile {tile}", attend(s, seen=s.seen & done, sink=sink)
 
 
 @fault("LSE wrong", "the log-sum-exp is not what was declared")
@@ -213,13 +179,13 @@ def lse_wrong(s: Setting) -> Variants:
     right = attend(s)
     assert right.lse is not None
     z = torch.where(s.seen, s.scores, -math.inf)
-    top = z.amax(-1) if s.shape[3] else right.lse
+    top = z.amax(-1).maximum(s.sink) if s.shape[3] else right.lse
     others = {
         "base 2 instead of e": right.lse / math.log(2),
         "base e instead of 2": right.lse * math.log(2),
         "without the maximum": right.lse - torch.where(top == -math.inf, 0.0, top),
         "the maximum alone": top,
-        "of unscaled scores": attend(s, scores=s.dots).lse,
+        "of unscaled scores": attend(s, scores=scored(s, s.dots)).lse,
         "its sign turned": -right.lse,
     }
     for what, lse in others.items():

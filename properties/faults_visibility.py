@@ -1,11 +1,28 @@
 """Fault models of visibility: a key too many, a key too few, the wrong corner, mask or length."""
 
 import torch
+from torch import Tensor
 
-from kernelassay.properties.fault_setting import Fault, Setting, Variants, attend, sees, table
+from kernelassay.properties.fault_answers import attend, sees
+from kernelassay.properties.fault_setting import (
+    Fault,
+    Setting,
+    Variants,
+    gaps,
+    penalty,
+    scored,
+    table,
+)
 
 FAULTS: list[Fault] = []
 fault = table(FAULTS)
+
+
+def with_distances(s: Setting, what: str, seen: Tensor, gap: Tensor) -> Variants:
+    """The visible set *seen*, once with ALiBi as asked and once with distances of *gap*."""
+    yield what, attend(s, seen=seen)
+    scores = scored(s) if s.slopes is None else scored(s, alibi=penalty(s, gap))
+    yield f"{what}, in ALiBi too".removeprefix(", "), attend(s, seen=seen, scores=scores)
 
 
 @fault("tail tile dropped", "the last partial key tile is not visited")
@@ -30,10 +47,19 @@ def tail_tile(s: Setting) -> Variants:
 def corner_swapped(s: Setting) -> Variants:
     other = {"bottom_right": "top_left", "top_left": "bottom_right"}.get(s.vis.causal)
     if other:
-        yield f"{other} instead of {s.vis.causal}", attend(s, seen=sees(s, corner=other))
+        what = f"{other} instead of {s.vis.causal}"
+        yield from with_distances(s, what, sees(s, corner=other), gaps(s, other))
     if s.vis.causal == "positions":
         for corner in ("bottom_right", "top_left"):
-            yield f"positions ignored, {corner}", attend(s, seen=sees(s, corner=corner))
+            what = f"positions ignored, {corner}"
+            yield from with_distances(s, what, sees(s, corner=corner), gaps(s, corner))
+
+
+@fault("positions taken as slots", "key j is taken to be at position j, where it is stored")
+def positions_as_slots(s: Setting) -> Variants:
+    if s.vis.causal == "positions" and s.vis.q_positions is not None:
+        gap = s.vis.q_positions[:, None, :, None] - s.keys
+        yield from with_distances(s, "", sees(s, slots=True), gap)
 
 
 @fault("causal ignored", "later keys are not masked")
@@ -52,7 +78,8 @@ def causal_shifted(s: Setting) -> Variants:
 @fault("corner counted from Tk", "the bottom-right corner is placed by Tk, not by the length")
 def corner_anchor(s: Setting) -> Variants:
     if s.vis.lengths is not None:
-        yield "", attend(s, seen=sees(s, anchor=torch.full_like(s.lengths, s.shape[3])))
+        full = torch.full_like(s.lengths, s.shape[3])
+        yield from with_distances(s, "", sees(s, anchor=full), gaps(s, lengths=full))
 
 
 @fault("lengths ignored", "keys beyond a request's length are visible")
@@ -60,7 +87,8 @@ def lengths_ignored(s: Setting) -> Variants:
     if s.vis.lengths is not None:
         full = torch.full_like(s.lengths, s.shape[3])
         yield "", attend(s, seen=sees(s, lengths=full, anchor=s.lengths))
-        yield "the corner as well", attend(s, seen=sees(s, lengths=full))
+        seen, gap = sees(s, lengths=full), gaps(s, lengths=full)
+        yield from with_distances(s, "the corner as well", seen, gap)
 
 
 @fault("length rounded up", "keys beyond a request's length are visible up to the end of the tile")
@@ -74,7 +102,8 @@ def length_rounded(s: Setting) -> Variants:
 @fault("length of request 0", "every request is given the length of request 0")
 def first_length(s: Setting) -> Variants:
     if s.vis.lengths is not None:
-        yield "", attend(s, seen=sees(s, lengths=s.lengths[:1].expand_as(s.lengths)))
+        first = s.lengths[:1].expand_as(s.lengths)
+        yield from with_distances(s, "", sees(s, lengths=first), gaps(s, lengths=first))
 
 
 @fault("length off by one", "the length is off by one")

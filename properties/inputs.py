@@ -7,10 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelassay.impls.contract import AttendCall, Visibility
+from kernelassay.impls.contract import AttendCall, Scoring, Visibility
+from kernelassay.oracle.scoring import PLAIN
 from kernelassay.properties.case import AttendCase
-from kernelassay.properties.content import content, mask_content, position_content
-from kernelassay.properties.memory import Placed, place, placed_integers
+from kernelassay.properties.content import (
+    alibi_content,
+    bias_content,
+    content,
+    mask_content,
+    position_content,
+    sink_content,
+)
+from kernelassay.properties.memory import Placed, place, placed_small
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,9 +27,10 @@ class Logical:
 
     q: Tensor  # [B, Hq, Tq, D]
     k: Tensor  # [B, Hkv, Tk, D]
-    v: Tensor  # [B, Hkv, Tk, D]
+    v: Tensor  # [B, Hkv, Tk, Dv]
     scale: float | None
     visibility: Visibility
+    scoring: Scoring = PLAIN
 
     @property
     def softmax_scale(self) -> float:
@@ -57,25 +66,40 @@ def visibility_of(case: AttendCase, device: str = "cpu") -> Visibility:
     )
 
 
+def scoring_of(case: AttendCase, dtype: str, device: str = "cpu") -> Scoring:
+    """What a case does to its scores; numbers are rounded to *dtype*."""
+    made = {
+        "alibi": None if case.alibi is None else alibi_content(case.alibi, case, dtype),
+        "sink_logits": (
+            None if case.sink_logits is None else sink_content(case.sink_logits, case, dtype)
+        ),
+        "bias": None if case.bias is None else bias_content(case.bias, case, dtype),
+    }
+    placed = {n: None if x is None else x.to(device) for n, x in made.items()}
+    return Scoring(softcap=case.softcap, **placed)
+
+
 def logical(case: AttendCase, dtype: str, device: str = "cpu") -> Logical:
     """The tensors of *case*. An expanded view repeats request 0."""
     queries = (case.B, case.Hq, case.Tq, case.D)
     keys = (case.B, case.Hkv, case.Tk, case.D)
+    values = (*keys[:3], case.value_size)
     made = [
         content(recipe, shape, case, dtype)
-        for recipe, shape in ((case.q, queries), (case.k, keys), (case.v, keys))
+        for recipe, shape in ((case.q, queries), (case.k, keys), (case.v, values))
     ]
     if case.view == "expanded":
         made = [x[:1].expand_as(x) for x in made]
     q, k, v = (x.to(device) for x in made)
-    return Logical(q, k, v, case.scale, visibility_of(case, device))
+    scoring = scoring_of(case, dtype, device)
+    return Logical(q, k, v, case.scale, visibility_of(case, device), scoring)
 
 
 def inputs(
     tensors: Logical, *, layout: str, view: str, device: str, mask_polarity: str = "keep"
 ) -> Inputs:
     """The call of *tensors*, laid out as the kernel wants it, guard zones around each input."""
-    vis = tensors.visibility
+    vis, scoring = tensors.visibility, tensors.scoring
     placed = [
         place(name, x, layout, view, device)
         for name, x in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v))
@@ -86,13 +110,17 @@ def inputs(
         "k_positions": vis.k_positions,
         "mask": vis.mask if vis.mask is None or mask_polarity == "keep" else ~vis.mask,
     }
-    held = {n: placed_integers(n, x, device) for n, x in small.items() if x is not None}
+    terms = {n: getattr(scoring, n) for n in ("alibi", "bias", "sink_logits")}
+    held = {n: placed_small(n, x, device) for n, x in small.items() if x is not None}
+    kept = {n: placed_small(n, x, device) for n, x in terms.items() if x is not None}
     seen: dict[str, Any] = {n: p.view for n, p in held.items()}
+    changing: dict[str, Any] = {n: p.view for n, p in kept.items()}
     call = AttendCall(
         q=placed[0].view,
         k=placed[1].view,
         v=placed[2].view,
         scale=tensors.scale,
         visibility=replace(vis, **seen),
+        scoring=replace(scoring, **changing),
     )
-    return Inputs(call, (*placed, *held.values()))
+    return Inputs(call, (*placed, *held.values(), *kept.values()))

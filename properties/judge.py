@@ -18,6 +18,7 @@ from kernelassay.oracle.budget import (
     lse_allowed_in_base,
     recognised,
 )
+from kernelassay.oracle.scoring import offsets
 from kernelassay.oracle.visibility import visible
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.failures import Failure, Imprecise, NonFinite, Place, WrongValue
@@ -30,6 +31,7 @@ GROSS = 8.0
 
 _cache: "OrderedDict[Any, Budget]" = OrderedDict()
 _CACHE_BYTES = 1 << 28
+_held = [0]
 
 
 def budget_for(case: AttendCase, dtype: str, place: str, numerics: Numerics) -> Budget:
@@ -40,21 +42,43 @@ def budget_for(case: AttendCase, dtype: str, place: str, numerics: Numerics) -> 
         return _cache[key]
     made = budget_of(logical(case, dtype, place), numerics, generic=case.generic)
     _cache[key] = made
-    while len(_cache) > 1 and sum(b.out.nelement() * 32 for b in _cache.values()) > _CACHE_BYTES:
-        _cache.popitem(last=False)
+    _held[0] += _bytes(made)
+    while len(_cache) > 1 and _held[0] > _CACHE_BYTES:
+        _held[0] -= _bytes(_cache.popitem(last=False)[1])
     return made
 
 
+def _bytes(budget: Budget) -> int:
+    return budget.out.nelement() * 32
+
+
 def seen_by(tensors: Logical) -> Tensor:
-    """The visible set of logical tensors, broadcastable to [B, Hq, Tq, Tk]."""
+    """The visible set of logical tensors, broadcastable to [B, Hq, Tq, Tk].
+
+    A bias of -inf hides its key.
+    """
+    shape = shape_of(tensors)
+    seen = visible(tensors.visibility, shape, device=tensors.q.device)
+    bias = tensors.scoring.bias
+    return seen if bias is None else seen & (bias > -torch.inf)
+
+
+def shape_of(tensors: Logical) -> tuple[int, int, int, int]:
+    """(B, Hq, Tq, Tk)."""
     B, Hq, Tq, _ = tensors.q.shape
-    return visible(tensors.visibility, (B, Hq, Tq, tensors.k.shape[2]), device=tensors.q.device)
+    return B, Hq, Tq, tensors.k.shape[2]
 
 
 def budget_of(tensors: Logical, numerics: Numerics, *, generic: bool) -> Budget:
     """Oracle and budget of logical tensors."""
-    t = tensors
-    return attention_budget(t.q, t.k, t.v, t.softmax_scale, seen_by(t), numerics, generic=generic)
+    t, scoring = tensors, tensors.scoring
+    return attention_budget(
+        t.q, t.k, t.v, t.softmax_scale, seen_by(t), numerics,
+        generic=generic,
+        softcap=scoring.softcap,
+        offset=offsets(scoring, t.visibility, shape_of(t), t.q.device),
+        sink_logits=scoring.sink_logits,
+    )  # fmt: skip
 
 
 def empty_rows(budget: Budget) -> Tensor:

@@ -1,7 +1,10 @@
 """Labels: what kind of input a case is. Counted in records; a stratum's label must occur."""
 
+import math
+
 from kernelassay.oracle.visibility import visible
 from kernelassay.properties.case import AttendCase
+from kernelassay.properties.content import bias_content
 from kernelassay.properties.domain import Domain, lacking
 from kernelassay.properties.inputs import visibility_of
 from kernelassay.properties.memory import VIEWS
@@ -62,14 +65,75 @@ def _facts(case: AttendCase, domain: Domain) -> dict[str, bool]:
         "top_left": case.causal == "top_left",
         "prefill": case.causal == "bottom_right" and 1 < case.Tq <= case.Tk,
         "several_rows": case.Tq > 1,
+        "several_heads": case.Hkv > 1,
+        "one_tile": 0 < case.Tk <= max(min(domain.tiles), domain.min_keys),
+        "any_order": case.causal == "none" and case.window == (None, None) and not case.alibi,
+        "masked_corner": case.mask is not None and case.causal != "none",
+        "masked_window": case.mask is not None and case.window != (None, None),
+        "positions_window": case.positions is not None and case.window != (None, None),
+        "integer_masses": case.k.startswith("logs:"),
+        "by_slicing": case.lengths is None,
+        "by_length": case.lengths is not None,
         "unseen_by_length": case.lengths is not None and min(case.lengths) < case.Tk,
-        "unseen_by_mask": case.mask is not None and case.mask.split(":")[-1][:1] in "0123456789k",
+        "unseen_by_mask": _hides_keys(case.mask) or _hides_keys(_filled(case, "-inf")),
         "unseen_by_corner": case.causal == "top_left" and case.Tk > case.Tq,
+        **{f"far_{axis}": n > 1 for axis, n in zip(_AXES, case.shape[:3], strict=True)},
         "declined": bool(set(lacking(case, domain)) & domain.declines),
         "malformed": True,
         "empty_row": empty == "some",
         "all_rows_empty": empty == "all",
+        "sink_of_empty_rows": case.sink_logits is not None and empty != "no",
+        **_scoring_facts(case),
     }
+
+
+def _scoring_facts(case: AttendCase) -> dict[str, bool]:
+    """What is true of soft cap, ALiBi, bias and sink, and of sizes and positions of their own."""
+    bias, cap = case.bias or "", case.softcap
+    hides = case.mask is not None or case.lengths is not None or case.causal != "none"
+    parts, ring = bias.split(";"), (case.positions or "").startswith("ring:")
+    fills = [float(x.split(":")[1]) for x in parts if x.startswith("fill:")]
+    level = case.sink_logits is not None and case.sink_logits.startswith("level:")
+    return {
+        "no_queries": case.Tq == 0,
+        "value_size": case.value_size != case.D,
+        "wide_heads": case.D >= 256,
+        "equal_values": case.v.startswith("level:"),
+        "ring": ring,
+        "ring_windows": ring and case.window != (None, None),
+        "softcap": cap is not None,
+        "softcap_far": cap is not None and cap >= 30,
+        "softcap_and_mask": cap is not None and hides,
+        "softcap_and_bias": cap is not None and bias != "",
+        "alibi": case.alibi is not None,
+        "alibi_ragged": case.alibi is not None and case.lengths is not None,
+        "alibi_positions": case.alibi is not None and case.positions is not None,
+        "bias": bias != "",
+        "row_bias": bias != "" and not fills and not any("k" in x.split(":")[-1] for x in parts),
+        "bias_minus_infinity": -math.inf in fills,
+        "bias_and_minus_infinity": -math.inf in fills and len(parts) > len(fills),
+        "bias_hides_rows": bias.startswith("fill:-inf:rows:"),
+        "bias_far_below": any(-math.inf < x <= -60000 for x in fills),
+        "bias_far_above": any(x >= 200 for x in fills),
+        "sink_logits": case.sink_logits is not None,
+        "no_sink": case.sink_logits == "level:-inf",
+        "sink_far": level and abs(float(str(case.sink_logits).split(":")[1])) >= 100,
+        "scoring": {cap, case.alibi, case.bias, case.sink_logits} != {None},
+    }
+
+
+def _filled(case: AttendCase, fill: str) -> str | None:
+    """The mask recipe of a bias that is nothing but *fill* where that mask drops."""
+    start = f"fill:{fill}:"
+    return case.bias[len(start) :] if case.bias and case.bias.startswith(start) else None
+
+
+def _hides_keys(mask: str | None) -> bool:
+    """Whether a mask recipe hides the same keys from every query."""
+    return mask is not None and mask.split(":")[-1][:1] in "0123456789k"
+
+
+_AXES = ("requests", "heads", "tokens")
 
 
 def _most_keys(case: AttendCase, domain: Domain) -> int:
@@ -82,7 +146,10 @@ def _empty_rows(case: AttendCase) -> str:
     """Whether "some", "all" or "no" query rows see no key."""
     if case.Tq == 0:
         return "no"
-    sees = visible(visibility_of(case), case.shape, device="cpu").expand(case.shape).any(-1)
+    seen = visible(visibility_of(case), case.shape, device="cpu").expand(case.shape)
+    if case.bias is not None and "-inf" in case.bias:
+        seen = seen & (bias_content(case.bias, case, "fp32") > -math.inf)
+    sees = seen.any(-1)
     return "no" if bool(sees.all()) else "some" if bool(sees.any()) else "all"
 
 

@@ -8,6 +8,7 @@ Outputs are watched at one of three levels: `destination` (the suite allocates t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,6 +28,14 @@ _ALLOCATIONS = (
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
 )  # fmt: skip
 """What hands out memory that nobody has written yet."""
+
+
+@cache
+def _allocating() -> frozenset[Any]:
+    """Those operators, every overload."""
+    packets = [getattr(torch.ops.aten, name) for name in _ALLOCATIONS]
+    return frozenset(getattr(p, name) for p in packets for name in p.overloads())
+
 
 # A NaN with a payload: what no kernel computes, and what 0 x NaN keeps visible.
 _POISON_BITS = {
@@ -70,7 +79,7 @@ class Placed:
 
     def intact(self) -> bool:
         """Whether no byte of the storage, guards included, has changed."""
-        return same_bits(self.storage, self.before)
+        return same_bits(self.storage.to(self.before.device), self.before)
 
 
 def place(name: str, logical: Tensor, layout: str, view: str, device: str) -> Placed:
@@ -86,20 +95,21 @@ def place(name: str, logical: Tensor, layout: str, view: str, device: str) -> Pl
     else:
         strides = (H * T * row, T * row, row, 1)
     start = GUARD + (1 if view == "offset" else 0)
-    storage = torch.full(
-        (B * H * T * row + 2 * GUARD + 1,), float("nan"), dtype=logical.dtype, device=device
-    )
+    size = B * H * T * row + 2 * GUARD + 1
+    before = torch.full((size,), float("nan"), dtype=logical.dtype, device=logical.device)
+    before.as_strided((B, H, T, D), strides, start).copy_(logical)
+    storage = before.to(device, copy=True)
     seen = storage.as_strided((B, H, T, D), strides, start)
-    seen.copy_(logical)
     if view == "expanded":
         seen = seen.expand(requests, H, T, D)
-    return Placed(name, seen, storage, storage.clone())
+    return Placed(name, seen, storage, before)
 
 
-def placed_integers(name: str, values: Tensor, device: str) -> Placed:
-    """A small integer or boolean input (lengths, positions, a mask), watched for writes."""
-    held = values.to(device).contiguous()
-    return Placed(name, held, held, held.clone())
+def placed_small(name: str, values: Tensor, device: str) -> Placed:
+    """An input beside q, k and v (lengths, positions, a mask, a bias), watched for writes."""
+    before = values.contiguous()
+    held = before.to(device, copy=True)
+    return Placed(name, held, held, before)
 
 
 def guarded_empty(
@@ -123,12 +133,17 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is u
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: list[Tensor] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # By default every call below is wrapped, which costs more than most operators here, and
+        # two seconds of imports. Nothing is compiled under a watch (`Capabilities.compiled`).
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         made = func(*args, **(kwargs or {}))
-        name = getattr(func, "overloadpacket", func).__name__
-        if name in _ALLOCATIONS and isinstance(made, Tensor) and made.dtype in _POISON_BITS:
+        if func in _allocating() and isinstance(made, Tensor) and made.dtype in _POISON_BITS:
             view, storage = guarded_empty(made.shape, made.stride(), made.dtype, made.device)
             self.storages.append(storage)
             return view

@@ -22,6 +22,14 @@ BOUND: dict[str, frozenset[str]] = {
     "attention.grouped_heads": frozenset({"heads"}),
     "attention.views": frozenset({"view"}),
     "attention.batch_independence": frozenset({"B"}),
+    "attention.head_independence": frozenset({"heads"}),
+    "attention.key_permutation": frozenset({"causal", "window", "alibi"}),
+    "attention.score_shift": frozenset({"scale", "bias"}),
+    "attention.integer_masses": frozenset({"q", "k", "v", "scale"}),
+    "attention.sink_relation": frozenset({"sink_logits"}),
+    "attention.bias_is_mask": frozenset({"mask"}),
+    "alignment.window_truncation": frozenset({"window"}),
+    "alignment.last_tile": frozenset({"q", "k", "v", "scale"}),
     "alignment.visible_set": frozenset({"q", "k", "v", "scale"}),
     "alignment.causal_corner": frozenset({"causal"}),
     "alignment.no_future": frozenset({"causal"}),
@@ -29,8 +37,9 @@ BOUND: dict[str, frozenset[str]] = {
     "alignment.chunked_is_whole": frozenset({"causal"}),
 }
 """Fields that a law's own cases fix: without them its body judges something else."""
-NO_NEIGHBOURS = ("attention.declines", "attention.validates")
-"""Laws of refusals: a neighbour inside the capabilities must be answered, not refused."""
+NO_NEIGHBOURS = ("attention.declines", "attention.validates", "attention.far_offsets")
+"""Laws of refusals: a neighbour inside the capabilities must be answered, not refused. And one
+whose every call takes gigabytes."""
 
 Value = tuple[str, AttendCase]
 
@@ -167,6 +176,7 @@ def _proposed(case: AttendCase, domain: Domain) -> Iterator[tuple[str, str, Atte
     yield "sinks", "0", replace(case, sinks=0)
     yield "scale", "default", replace(case, scale=None)
     yield "window", "none", replace(case, window=(None, None), sinks=0)
+    yield from _other_terms(case)
     yield "view", "contiguous", replace(case, view="contiguous")
     if case.B > 1:
         for B in sorted({1, case.B - 1}):
@@ -181,6 +191,15 @@ def _proposed(case: AttendCase, domain: Domain) -> Iterator[tuple[str, str, Atte
         for recipe in ("zeros", "onehot") if field == "v" else ("zeros",):
             if not (recipe == "onehot" and case.v.startswith("zeros")):
                 yield field, recipe, _with(case, field, recipe)
+
+
+def _other_terms(case: AttendCase) -> Iterator[tuple[str, str, AttendCase]]:
+    """The scoring terms and Dv left out one at a time, and another soft cap."""
+    for field in ("softcap", "alibi", "bias", "sink_logits"):
+        yield field, "none", _with(case, field, None)
+    if case.softcap is not None:
+        yield "softcap", f"{2 * case.softcap:g}", replace(case, softcap=2 * case.softcap)
+    yield "Dv", str(case.D), replace(case, Dv=None)
 
 
 def _with(case: AttendCase, field: str, value: Any) -> AttendCase:

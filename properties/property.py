@@ -21,7 +21,8 @@ class Property:
     """One law.
 
     *requires*: features that must be supported. *rests_on*: says of the declared capabilities
-    why the law does not apply, or None where it does. *strata*: label -> strategy of the domain.
+    why the law does not apply, or None where it does. *here*: why it cannot run on this machine,
+    or None. *strata*: label -> strategy of the domain.
     *weight*: share of the level's cases, for laws whose case costs several launches.
     """
 
@@ -32,6 +33,7 @@ class Property:
     requires: frozenset[str] = frozenset({"attend"})
     rests_on: Callable[[Capabilities], str | None] = field(default=lambda capabilities: None)
     weight: float = 1.0
+    here: Callable[[Subject], str | None] = field(default=lambda subject: None)
 
     @property
     def family(self) -> str:
@@ -46,6 +48,8 @@ class Property:
         if missing := sorted(self.requires - c.supports):
             return "undeclared", f"declares nothing of {', '.join(missing)}"
         if why := self.rests_on(c):
+            return "not_applicable", why
+        if why := self.here(subject):
             return "not_applicable", why
         return self._reach(domain_of(subject))
 
@@ -74,12 +78,13 @@ def law(
     requires: Iterable[str] = (),
     rests_on: Callable[[Capabilities], str | None] = lambda capabilities: None,
     weight: float = 1.0,
+    here: Callable[[Subject], str | None] = lambda subject: None,
 ) -> Callable[[Body], Property]:
     """Register the decorated body as the law *name*."""
 
     def register(body: Body) -> Property:
         made = Property(
-            name, sentence, body, strata, frozenset({"attend", *requires}), rests_on, weight
+            name, sentence, body, strata, frozenset({"attend", *requires}), rests_on, weight, here
         )
         REGISTRY[name] = made
         return made

@@ -1,7 +1,8 @@
 """The attention weights that a kernel used, read off its outputs with v = slices of the identity.
 
 With v[j, d] = 1 where j = origin + d the output element d is the weight of key origin + d: about
-Tk / D calls show the whole row, beside the weights that are right.
+Tk / Dv calls show the whole row, beside the weights that are right. What a sink takes is what the
+weights lack of 1.
 """
 
 import math
@@ -15,7 +16,7 @@ from torch import Tensor
 from kernelassay.oracle.attention import weights
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.inputs import Logical, logical
-from kernelassay.properties.judge import budget_of
+from kernelassay.properties.judge import budget_of, empty_rows
 from kernelassay.properties.subject import Subject
 
 MOST_CALLS = 64
@@ -48,27 +49,17 @@ class Readout:
 
 def read(subject: Subject, case: AttendCase, row: tuple[int, int, int] | None) -> Readout | str:
     """The weights of *row*, or of the worst row if it is right; a sentence if not available."""
-    calls = -(-case.Tk // case.D)
+    calls = -(-case.Tk // case.value_size)
     if case.Tk == 0 or case.Tq == 0:
         return "no key to weigh"
     if calls > MOST_CALLS:
         return f"reading {case.Tk} weights takes {calls} calls; at most {MOST_CALLS} are made"
-    tensors = logical(case, subject.dtype, subject.place)
-    expected = weights(tensors.q, tensors.k, tensors.softmax_scale, tensors.visibility)
-    observed, allowed = torch.zeros_like(expected), torch.zeros_like(expected)
-    for origin in range(0, case.Tk, case.D):
-        part = replace(tensors, v=_identity(tensors, origin))
-        keys = slice(origin, min(origin + case.D, case.Tk))
-        width = keys.stop - keys.start
-        observed[..., keys] = subject.attend(subject.lay_out(part, case.view)).out.double()[
-            ..., :width
-        ]
-        budget = budget_of(part, subject.numerics, generic=False)
-        allowed[..., keys] = budget.out_allowed[..., :width]
-    seen = expected.sum(-1, keepdim=True) > 0
+    t = logical(case, subject.dtype, subject.place)
+    expected = weights(t.q, t.k, t.softmax_scale, t.visibility, t.scoring)
+    observed, allowed, empty = _observed(subject, t, case.view)
     right = (observed - expected).abs() <= allowed
     empty_is_free = subject.conventions.empty_row != "zeros"
-    off = ~(right | (~seen & empty_is_free))
+    off = ~(right | (empty[..., None] & empty_is_free))
     if not bool(off.any()):
         return Readout(row or (0, 0, 0), (), 0, calls)
     if row is None or not bool(off[row].any()):
@@ -76,7 +67,28 @@ def read(subject: Subject, case: AttendCase, row: tuple[int, int, int] | None) -
         b, h, i = (int(x) for x in torch.unravel_index(gap.argmax(), gap.shape))
         row = (b, h, i)
     groups, hidden = grouped(expected[row], observed[row], allowed[row])
+    if t.scoring.sink_logits is not None:
+        groups = (*groups, _sink(expected[row], observed[row], allowed[row]))
     return Readout(row, groups, hidden, calls)
+
+
+def _observed(subject: Subject, t: Logical, view: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Each weight as the kernel has it, its allowance, and the rows that see nothing."""
+    Tk, Dv = t.v.shape[2:]
+    parts = []
+    for origin in range(0, Tk, Dv):
+        part = replace(t, v=_identity(t, origin))
+        budget = budget_of(part, subject.numerics, generic=False)
+        got = subject.attend(subject.lay_out(part, view)).out.double()
+        parts.append((got[..., : Tk - origin], budget.out_allowed[..., : Tk - origin]))
+    observed, allowed = (torch.cat(x, -1) for x in zip(*parts, strict=True))
+    return observed, allowed, empty_rows(budget)
+
+
+def _sink(expected: Tensor, observed: Tensor, allowed: Tensor) -> Group:
+    """What is left for the sink."""
+    right, got = (1 - x.sum(-1, keepdim=True) for x in (expected, observed))
+    return Group("sink", *labels(right, got, allowed.sum(-1, keepdim=True)))
 
 
 def _identity(tensors: Logical, origin: int) -> Tensor:

@@ -25,6 +25,7 @@ STATUSES = {
     "undeclared": "the kernel declares nothing of a feature that the law needs",
     "not_applicable": "the law rests on a convention that the kernel does not declare",
     "no_device": "the device is not there",
+    "unavailable": "the library that the kernel calls is not installed",
     "not_run": "interrupted before its turn",
     "suite_error": "the suite itself failed",
 }

@@ -125,3 +125,40 @@ def mask_recipes(draw: st.DrawFn, case: AttendCase) -> str:
             ),
         )
     )
+
+
+caps = st.sampled_from([3.0, 5.0, 2.0, 1.0])
+"""Soft caps that bite on scores of some tens; the first is not 1, which need not be multiplied."""
+
+alibi_recipes = st.one_of(st.just("standard"), SEEDS.map("hashed:{}".format))
+"""Slopes: the usual ones, or hashed ones."""
+
+BIAS_AXES = [
+    "bhqk", "k", "qk", "hqk", "bk", "hk", "bqk", "bhk", "q", "h", "b", "hq", "bq", "bh", "bhq", "",
+]  # fmt: skip
+"""The axes that a bias varies on: all of them first, then each subset."""
+
+bias_recipes = st.builds("random:{}:2.0:{}".format, SEEDS, st.sampled_from(BIAS_AXES))
+"""A random bias, broadcast over the axes that it does not vary on."""
+
+sink_recipes = SEEDS.map("random:{}:4.0".format)
+"""Sinks near the log-sum-exp of a few dozen scores, another one for each head."""
+
+
+@st.composite
+def scored(
+    draw: st.DrawFn, domain: Domain, case: AttendCase, *, always: bool = False
+) -> AttendCase:
+    """*case* with, sometimes (or *always*), a soft cap, ALiBi, a bias or a sink."""
+    extra = [f for f in ("softcap", "alibi", "bias", "sink_logits") if domain.has(f)]
+    pick = draw(st.sampled_from((extra if always else ["", *extra]) or [""]))
+    changes: dict[str, object] = {}
+    if pick == "softcap":
+        changes["softcap"] = draw(caps)
+    if pick == "alibi":
+        changes["alibi"] = draw(alibi_recipes)
+    if pick == "bias":
+        changes["bias"] = draw(bias_recipes)
+    if pick == "sink_logits":
+        changes["sink_logits"] = draw(sink_recipes)
+    return replace(case, **changes)  # type: ignore[arg-type]

@@ -52,11 +52,21 @@ class Attended:
             check_guards(storage)
 
 
+SMALL = 1 << 22
+"""Work up to which a case is judged on the CPU; see `work_of`."""
+
+
+def work_of(case: AttendCase) -> int:
+    """About how many products the oracle forms: query-key pairs times channels."""
+    return case.B * case.Hq * case.Tq * case.Tk * (case.D + case.value_size)
+
+
 @dataclass(eq=False)
 class Subject:
     """One kernel with one dtype on one device.
 
-    *device* is the declared one ("cpu", "cuda", "interpreter"); tensors live on *place*.
+    *device* is the declared one ("cpu", "cuda", "interpreter"); the kernel's tensors live at
+    *home*, content, oracle and answers at *place*.
     """
 
     kernel: Any
@@ -95,9 +105,19 @@ class Subject:
         return self.capabilities.conventions
 
     @property
-    def place(self) -> str:
-        """The torch device of its tensors."""
+    def home(self) -> str:
+        """The torch device of the kernel's tensors."""
         return "cuda" if self.device == "cuda" else "cpu"
+
+    @property
+    def place(self) -> str:
+        """The torch device of content and oracle: the kernel's own, the CPU for a small case.
+
+        Oracle and budget are some two hundred operations. On a device that several workers share
+        their launches take longer than the arithmetic of a small case.
+        """
+        small = self.current is not None and work_of(self.current) <= SMALL
+        return "cpu" if small else self.home
 
     def has(self, *features: str) -> bool:
         """Whether all these features are supported."""
@@ -118,7 +138,7 @@ class Subject:
             tensors,
             layout=self.capabilities.layouts[0],
             view=view,
-            device=self.place,
+            device=self.home,
             mask_polarity=self.conventions.mask_polarity,
         )
 
@@ -133,6 +153,11 @@ class Subject:
                 f"Answer it, or take the feature out of capabilities.supports"
             ) from why
         self._check_form(call, answer)
+        answer = replace(
+            answer,
+            out=answer.out.to(self.place),
+            lse=None if answer.lse is None else answer.lse.to(self.place),
+        )
         # An LSE that is not declared is nobody's promise: no law looks at it.
         return answer if self.has("lse") else replace(answer, lse=None)
 
@@ -144,7 +169,7 @@ class Subject:
         try:
             with quiet:
                 answer = self._destination(into, call) if into else self._watched(call)
-            if self.place == "cuda":
+            if self.home == "cuda":
                 torch.cuda.synchronize()
         except (Unsupported, WrongShape, Raised):
             raise

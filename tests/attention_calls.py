@@ -1,15 +1,24 @@
 """Calls for the tests of bundled attention kernels, and how far an answer is from float64."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernelassay.impls.contract import AttendCall, AttendResult, Visibility, numerics_for
+from kernelassay.impls.contract import (
+    AttendCall,
+    AttendResult,
+    Scoring,
+    Visibility,
+    numerics_for,
+)
 from kernelassay.oracle.budget import attention_budget
-from kernelassay.oracle.visibility import visible
+from kernelassay.oracle.scoring import offsets
+from kernelassay.oracle.visibility import positions, visible
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+SCORING = ("softcap", "alibi", "bias", "sink_logits")
 
 
 def make_call(
@@ -20,24 +29,47 @@ def make_call(
     Tq: int = 5,
     Tk: int | None = None,
     D: int = 16,
+    Dv: int | None = None,
     dtype: str = "fp32",
     seed: int = 0,
     scale: float | None = None,
-    **visibility: Any,
+    **rest: Any,
 ) -> AttendCall:
-    """A call of normal random q, k and v; what is left over describes the visibility."""
+    """A call of normal random q, k and v; what is left over describes scoring and visibility.
+
+    A bias is cast to the dtype of q.
+    """
     Tk = Tq if Tk is None else Tk
     generator = torch.Generator().manual_seed(seed)
 
-    def normal(H: int, T: int) -> Tensor:
-        return torch.randn(B, H, T, D, generator=generator).to(DTYPES[dtype])
+    def normal(H: int, T: int, size: int) -> Tensor:
+        return torch.randn(B, H, T, size, generator=generator).to(DTYPES[dtype])
 
-    q, k, v = normal(Hq, Tq), normal(Hkv or Hq, Tk), normal(Hkv or Hq, Tk)
-    return AttendCall(q=q, k=k, v=v, scale=scale, visibility=Visibility(**visibility))
+    q, k, v = normal(Hq, Tq, D), normal(Hkv or Hq, Tk, D), normal(Hkv or Hq, Tk, Dv or D)
+    scoring = {name: rest.pop(name) for name in SCORING if name in rest}
+    if scoring.get("bias") is not None:
+        scoring["bias"] = scoring["bias"].to(q.dtype)
+    see, score = Visibility(**rest), Scoring(**scoring)
+    return AttendCall(q=q, k=k, v=v, scale=scale, visibility=see, scoring=score)
 
 
 def lengths(*values: int) -> Tensor:
     """Key lengths, one a request."""
+    return torch.tensor(values)
+
+
+def at(*requests: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
+    """Positions, a row for each request."""
+    return torch.tensor(requests, dtype=dtype)
+
+
+def ring(*starts: int, Tk: int) -> Tensor:
+    """Positions of the keys of ring buffers: the oldest key of request b lies at starts[b]."""
+    return torch.stack([(torch.arange(Tk) - start) % Tk for start in starts])
+
+
+def numbers(*values: float) -> Tensor:
+    """Slopes or sink logits, one a head."""
     return torch.tensor(values)
 
 
@@ -49,37 +81,43 @@ def random_mask(*shape: int) -> Tensor:
     return mask
 
 
+def random_bias(*shape: int, hides: bool = False) -> Tensor:
+    """A normal random bias, -inf where a random mask drops if it *hides*."""
+    bias = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    return torch.where(random_mask(*shape), bias, -math.inf) if hides else bias
+
+
+def shape_of(call: AttendCall) -> tuple[int, int, int, int]:
+    """(B, Hq, Tq, Tk)."""
+    B, Hq, Tq, _ = call.q.shape
+    return B, Hq, Tq, call.k.shape[2]
+
+
 def seen_by(call: AttendCall) -> Tensor:
-    """Who sees what in *call*, [B, Hq, Tq, Tk]."""
-    shape = (*call.q.shape[:3], call.k.shape[2])
-    return visible(call.visibility, shape).expand(shape)
+    """Who sees what in *call*, [B, Hq, Tq, Tk]; a bias of -inf hides its key."""
+    seen = visible(call.visibility, shape_of(call)).expand(shape_of(call))
+    bias = call.scoring.bias
+    return seen if bias is None else seen & (bias > -math.inf)
 
 
 def plain_softmax(call: AttendCall) -> tuple[Tensor, Tensor]:
     """out and lse by the definition, in float64, nothing clever."""
-    group = call.q.shape[1] // call.k.shape[1]
+    scoring, group = call.scoring, call.q.shape[1] // call.k.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (call.k, call.v))
     z = call.q.double() @ k.mT * call.softmax_scale
+    if scoring.softcap is not None:
+        z = scoring.softcap * torch.tanh(z / scoring.softcap)
+    if scoring.alibi is not None:
+        at_q, at_k = positions(call.visibility, shape_of(call))
+        distance = (at_q[:, None, :, None] - at_k[:, None, None, :]).abs()
+        z = z - scoring.alibi.double()[:, None, None] * distance
+    if scoring.bias is not None:
+        z = z + scoring.bias.double()
     z = z.masked_fill(~seen_by(call), -torch.inf)
+    if scoring.sink_logits is not None:  # one more key, whose value is 0
+        z = torch.cat((z, scoring.sink_logits.double().view(-1, 1, 1).expand(*z.shape[:3], 1)), -1)
+        v = torch.nn.functional.pad(v, (0, 0, 0, 1))
     return z.softmax(-1).nan_to_num(0.0) @ v, z.logsumexp(-1)
-
-
-def over_budget(adapter: Any, call: AttendCall, *, generic: bool = True) -> float:
-    """The largest error of out or lse over what the adapter's numerics allow."""
-    result: AttendResult = adapter.attend(call)
-    dtype = next(name for name, x in DTYPES.items() if x == call.q.dtype)
-    budget = attention_budget(
-        call.q, call.k, call.v, call.softmax_scale, seen_by(call),
-        numerics_for(adapter, dtype)[0], generic=generic,
-    )  # fmt: skip
-    assert result.out.dtype == call.q.dtype
-    ratios = [(result.out.double() - budget.out).abs() / budget.out_allowed]
-    if result.lse is not None:
-        same = result.lse.double() == budget.lse  # -inf - -inf would be NaN
-        error = (result.lse.double() - budget.lse).abs() / budget.lse_allowed
-        ratios.append(torch.where(same, 0.0, error))
-    worst = torch.cat([x.flatten() for x in ratios]) if ratios else torch.zeros(1)
-    return float(worst.nan_to_num(torch.inf).max()) if worst.numel() else 0.0
 
 
 def fields(**values: Any) -> dict[str, Any]:
@@ -87,33 +125,25 @@ def fields(**values: Any) -> dict[str, Any]:
     return values
 
 
-CALLS: dict[str, dict[str, Any]] = {
-    "plain": fields(Tq=33, Tk=65, D=64),
-    "one query, one key": fields(Tq=1, Tk=1),
-    "bottom right": fields(Tq=31, Tk=65, D=32, causal="bottom_right"),
-    "bottom right, fewer keys": fields(Tq=70, Tk=40, causal="bottom_right"),
-    "top left": fields(Tq=65, Tk=96, causal="top_left"),
-    "top left, fewer keys": fields(Tq=65, Tk=33, causal="top_left"),
-    "no keys": fields(Tq=3, Tk=0, causal="bottom_right"),
-    "no queries": fields(Tq=0, Tk=3),
-    "no requests": fields(B=0, Tq=2),
-    "lengths": fields(B=3, Hq=1, Tq=4, Tk=40, lengths=lengths(0, 33, 40)),
-    "lengths, bottom right": fields(
-        B=3, Hq=1, Tq=9, Tk=40, lengths=lengths(5, 0, 40), causal="bottom_right"
-    ),
-    "mask": fields(B=2, Hq=1, Tq=5, Tk=40, mask=random_mask(2, 1, 5, 40)),
-    "mask of keys": fields(B=2, Tq=5, Tk=40, mask=random_mask(1, 40)),
-    "mask of queries": fields(B=2, Tq=5, Tk=40, mask=random_mask(5, 1)),
-    "mask, lengths, top left": fields(
-        B=2, Hq=1, Tq=5, Tk=40, mask=random_mask(2, 1, 1, 40), lengths=lengths(7, 33),
-        causal="top_left",
-    ),
-    "grouped heads": fields(B=2, Hq=6, Hkv=2, Tq=3, Tk=33),
-    "D of no power of two": fields(Tq=4, Tk=33, D=80),
-    "D smaller than a dot": fields(Tq=4, Tk=33, D=5),
-    "D = 128": fields(Hq=1, Tq=4, Tk=33, D=128),
-    "scale": fields(Tq=4, Tk=33, scale=0.7),
-    "negative scale": fields(Tq=4, Tk=33, scale=-1.5, causal="bottom_right"),
-    "scores far below zero": fields(Tq=4, Tk=70, scale=-400.0),
-}  # fmt: skip
-"""Corners of causal masks, ragged lengths, masks, heads, head sizes and scales."""
+def over_budget(adapter: Any, call: AttendCall, *, generic: bool = True) -> float:
+    """The largest error of out or lse over what the adapter's numerics allow."""
+    result: AttendResult = adapter.attend(call)
+    dtype = next(name for name, x in DTYPES.items() if x == call.q.dtype)
+    scoring, shape = call.scoring, shape_of(call)
+    budget = attention_budget(
+        call.q, call.k, call.v, call.softmax_scale, seen_by(call),
+        numerics_for(adapter, dtype)[0],
+        generic=generic,
+        softcap=scoring.softcap,
+        offset=offsets(scoring, call.visibility, shape),
+        sink_logits=scoring.sink_logits,
+    )  # fmt: skip
+    assert result.out.dtype == call.q.dtype
+    assert result.out.shape == budget.out.shape
+    ratios = [(result.out.double() - budget.out).abs() / budget.out_allowed]
+    if result.lse is not None:
+        same = result.lse.double() == budget.lse  # -inf - -inf would be NaN
+        error = (result.lse.double() - budget.lse).abs() / budget.lse_allowed
+        ratios.append(torch.where(same, 0.0, error))
+    worst = torch.cat([x.flatten() for x in ratios])
+    return float(worst.nan_to_num(torch.inf).max()) if worst.numel() else 0.0

@@ -6,17 +6,25 @@ kernel rounds once. Written from what kernels do, sharing nothing with the budge
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from emulated_scores import NOTHING, Terms, in_registers, in_units, natural_sink, op_by_op
+from emulated_units import (
+    LN2,
+    LOG2E,
+    cast,
+    constant,
+    dot,
+    exp2,
+    f32,
+    nearest,
+    quotient,
+    tree_sum,
+)
 from torch import Tensor
 
-from kernelassay.oracle.formats import format_of
 from kernelassay.oracle.numerics import Numerics
-
-LOG2E, LN2 = math.log2(math.e), math.log(2)
-EXP_ERROR = 2.0**-22.7  # ex2.approx, measured
-DIVISION_ERROR = 2.0**-22.8  # measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +35,11 @@ class Schedule:
     splits: int = 1
     backwards: bool = False
     base2: bool = True
+    fold: bool = True
+    """log2 e is folded into every constant, or multiplies the score at the end."""
+    sink: Literal["first", "last", "sum"] = "first"
+    """The sink is the first key, the last partial result, or added to the row sum at the end,
+    under a maximum that does not know it unless that would overflow."""
 
 
 @dataclass(frozen=True)
@@ -38,156 +51,125 @@ class State:
     u: Tensor  # [..., R, Dv]
 
 
-def f32(x: Tensor) -> Tensor:
-    """*x* rounded to float32."""
-    return x.float().double()
-
-
-def cut(x: Tensor, bits: int) -> Tensor:
-    """*x* truncated to *bits* significant bits."""
-    return (x.contiguous().view(torch.int64) & -(1 << (53 - bits))).view(torch.float64)
-
-
-def nearest(x: Tensor, bits: int) -> Tensor:
-    """*x* rounded to *bits* significant bits, ties away from zero."""
-    whole = x.contiguous().view(torch.int64) + (1 << (52 - bits))
-    return (whole & -(1 << (53 - bits))).view(torch.float64)
-
-
-def cast(x: Tensor, name: str) -> Tensor:
-    """*x*, a float32 number, rounded to a format."""
-    if name == "tf32":
-        return nearest(x, 11)
-    return x.float().to(format_of(name).dtype).double()
-
-
-def wobble(y: Tensor) -> Tensor:
-    """A number in [-1, 1] that depends on *y* only, as a hardware function's error does."""
-    return torch.where(y == y.floor(), 0.0, (y * 1e6).sin())
-
-
-def exp2(y: Tensor) -> Tensor:
-    """2^y as ex2.approx gives it: exact at integers."""
-    return f32(y.exp2() * (1 + EXP_ERROR * wobble(y)))
-
-
-def operand(x: Tensor, numerics: Numerics) -> Tensor:
-    """What the matrix unit makes of an operand."""
-    if numerics.dot == "exact":
-        return x
-    return nearest(x, 11) if numerics.dot == "tf32" else cut(x, 11)
-
-
-def dot(acc: Tensor, a: Tensor, b: Tensor, x: Numerics) -> Tensor:
-    """acc + a @ b in steps of kstep products, settled into the accumulator after each."""
-    a, b = operand(a, x), operand(b, x)
-    bits = round(-math.log2(x.acc_u))
-    for start in range(0, a.shape[-1], x.kstep):
-        part = slice(start, start + x.kstep)
-        acc = acc + a[..., part] @ b[..., part, :]
-        acc = cut(acc, bits + 1) if x.acc_biased else nearest(acc, bits)
-    return acc
-
-
-def tree_sum(x: Tensor) -> Tensor:
-    """The sum over the last axis in float32, halves first."""
-    while x.shape[-1] > 1:
-        half = -(-x.shape[-1] // 2)
-        x = f32(x[..., :half] + torch.nn.functional.pad(x[..., half:], (0, x.shape[-1] % 2)))
-    return x
-
-
 class Kernel:
     """A tiled online-softmax kernel of given numerics; `attend` returns (out, natural lse)."""
 
     def __init__(self, inp: str, numerics: Numerics, schedule: Schedule) -> None:
         self.inp, self.x, self.how = inp, numerics.resolved(inp), schedule
+        self.base = LOG2E if schedule.base2 else 1.0
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        visible: Tensor,
+        terms: Terms = NOTHING,
     ) -> tuple[Tensor, Tensor]:
         """q [B, Hq, Tq, D], k, v [B, Hkv, Tk, ...], visible [B, Hq, Tq, Tk]."""
         q, k, v = q.double(), k.double(), v.double()
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        self.natural, self.cap = scale, terms.softcap
         q, k, self.scale = self.scaled(q, k, scale)
+        self.sink = self.own_sink(terms, q).expand(*q.shape[:3], 1)
         n = k.shape[-2]
         size = max(n if self.x.p_normalised else -(-n // self.how.splits), 1)
-        parts = [
-            self.walk(q, *(t[:, :, i : i + size] for t in (k, v)), visible[..., i : i + size])
-            for i in range(0, n, size)
-        ]
+        parts = [self.walk(q, k, v, visible, terms, range(i, n)[:size]) for i in range(0, n, size)]
+        if self.how.sink == "last":
+            parts.append(self.sink_alone(parts[0]))
         return self.finish(self.merge(parts))
 
     def scaled(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, float]:
         """Operands of the dot product, and the factor that is left for its result."""
         x = self.x
-        natural = LOG2E if self.how.base2 and x.score == "fp32" else 1.0
+        foldable = self.how.fold and x.score == "fp32" and self.cap is None
+        base = self.base if foldable else 1.0
         if x.q_prescaled:
-            return cast(f32(q * self.constant(scale * natural)), self.inp), k, 1.0
+            return cast(f32(q * constant(scale * base)), self.inp), k, 1.0
         if x.scale_rounded:
-            root = self.constant(math.sqrt(scale))
-            return cast(f32(q * root), self.inp), cast(f32(k * root), self.inp), natural
-        return q, k, self.constant(scale * natural)
+            root = constant(math.sqrt(scale))
+            return cast(f32(q * root), self.inp), cast(f32(k * root), self.inp), base
+        return q, k, constant(scale * base)
 
-    @staticmethod
-    def constant(c: float) -> float:
-        """A constant in float32."""
-        return float(torch.tensor(c, dtype=torch.float32))
+    @property
+    def unit(self) -> float:
+        """What one unit of a score means in natural units while it waits for an FMA."""
+        return self.natural if self.cap is None else self.cap
 
-    def scores(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+    @property
+    def c(self) -> float:
+        """The factor that an FMA applies to scores before exp2."""
+        return constant(self.unit * self.base) if self.x.fma else 1.0
+
+    def own_sink(self, terms: Terms, like: Tensor) -> Tensor:
+        """The sink logit in the kernel's units."""
+        sink = natural_sink(terms, like)
+        return f32(sink * constant(1 / self.unit if self.x.fma else self.base))
+
+    def scores(self, q: Tensor, k: Tensor, seen: Tensor, terms: Terms) -> Tensor:
         """Scores in the kernel's base, still unscaled if scale and subtraction are fused."""
-        s = dot(q.new_zeros(()), q, k.mT, self.x)
-        if not self.x.fma:
-            s = f32(s * self.scale) if self.scale != 1.0 else f32(s)
-        if self.x.score != "fp32":
-            s = cast(s, self.x.score)
-            if self.how.base2:
-                s = f32(s * self.constant(LOG2E))
+        x = self.x
+        s = dot(q.new_zeros(()), q, k.mT, x)
+        if x.score != "fp32":
+            s = op_by_op(s, self.scale, terms, x)
+            s = f32(s * constant(self.base)) if self.how.base2 else s
+        elif x.fma:
+            s = in_units(s, self.unit, terms, x, self.natural)
+        else:
+            s = in_registers(s, self.scale, terms, x, base=self.base, fold=self.how.fold)
         return torch.where(seen, s, -torch.inf)
 
     def exponential(self, s: Tensor, m: Tensor) -> Tensor:
         """exp(s - m) in the kernel's base."""
-        c = self.scale if self.x.fma else 1.0
-        y = f32(s * c - f32(m * c)) if self.x.fma else f32(s - m)
-        return exp2(y if self.how.base2 else f32(y * self.constant(LOG2E)))
+        y = f32(s * self.c - f32(m * self.c)) if self.x.fma else f32(s - m)
+        return exp2(y if self.how.base2 else f32(y * constant(LOG2E)))
 
     def rescale(self, old: Tensor, new: Tensor) -> Tensor:
         """exp(old - new) for running maxima, the difference taken before it is scaled."""
         y = f32(old - new)
-        y = f32(y * self.scale) if self.x.fma else y
-        return exp2(y if self.how.base2 else f32(y * self.constant(LOG2E)))
+        y = f32(y * self.c) if self.x.fma else y
+        return exp2(y if self.how.base2 else f32(y * constant(LOG2E)))
 
-    def walk(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> State:
-        """The partial result of some keys, tile by tile."""
-        x, n = self.x, k.shape[-2]
-        size = n if x.p_normalised else self.how.block
+    def walk(
+        self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, terms: Terms, keys: range
+    ) -> State:
+        """The partial result of some keys, tile by tile; the sink may be its beginning."""
+        size = max(len(keys) if self.x.p_normalised else self.how.block, 1)
         m = q.new_full((*q.shape[:-1], 1), -torch.inf)
-        state = State(m, torch.zeros_like(m), q.new_zeros((*q.shape[:-1], v.shape[-1])))
-        starts = range(0, n, max(size, 1))
-        for start in reversed(starts) if self.how.backwards else starts:
-            tile = slice(start, start + size)
-            state = self.step(state, q, k[:, :, tile], v[:, :, tile], seen[..., tile])
+        if keys.start == 0 and self.how.sink == "first":
+            m = self.sink
+        state = State(m, (m > -torch.inf).double(), q.new_zeros((*q.shape[:-1], v.shape[-1])))
+        for start in reversed(keys[::size]) if self.how.backwards else keys[::size]:
+            tile = slice(start, min(start + size, keys.stop))
+            s = self.scores(q, k[:, :, tile], seen[..., tile], terms.of(tile))
+            step = self.whole if self.x.p_normalised else self.step
+            state = step(state, s, v[:, :, tile])
         return state
 
-    def step(self, was: State, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> State:
+    def step(self, was: State, s: Tensor, v: Tensor) -> State:
         """One tile of the online softmax."""
-        x = self.x
-        s = self.scores(q, k, seen)
-        m = torch.maximum(was.m, s.amax(-1, keepdim=True))
-        safe = torch.where(m > -torch.inf, m, 0.0)
-        p = self.exponential(s, safe)
-        if x.p_normalised:
-            total = tree_sum(p)
-            p = f32(p / torch.where(total > 0, total, 1.0))
-        alpha = self.rescale(was.m, safe)
-        alpha = torch.where(was.m == m, 1.0, alpha)
+        x, m, p, alpha = self.x, *self.weights(was, s)
         rounded = p if x.p == "fp32" else cast(f32(p * x.p_scale), x.p)
         summed = rounded / x.p_scale if x.l_from_p and x.p != "fp32" else p
         u = f32(was.u * alpha) if x.acc_u < 2.0**-20 else nearest(was.u * alpha, self.bits)
-        row_sum = f32(f32(was.l * alpha) + tree_sum(summed))
-        if x.p_normalised:
-            self.lse = m * (LN2 if self.how.base2 else 1.0) + total.log()
-        return State(m, row_sum, dot(u, rounded, v, x))
+        return State(m, f32(f32(was.l * alpha) + tree_sum(summed)), dot(u, rounded, v, x))
+
+    def whole(self, was: State, s: Tensor, v: Tensor) -> State:
+        """The softmax of a whole row, divided by its sum before the cast."""
+        x, m, p, alpha = self.x, *self.weights(was, s)
+        total = f32(f32(was.l * alpha) + tree_sum(p))
+        self.lse = m * (LN2 if self.how.base2 else 1.0) + total.log()
+        p = f32(p / torch.where(total > 0, total, 1.0))
+        rounded = p if x.p == "fp32" else cast(f32(p * x.p_scale), x.p)
+        return State(m, (total > 0).double(), dot(was.u, rounded, v, x))
+
+    def weights(self, was: State, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The new maximum, the weights relative to it, and the factor for what was before."""
+        m = torch.maximum(was.m, s.amax(-1, keepdim=True))
+        safe = torch.where(m > -torch.inf, m, 0.0)
+        alpha = torch.where(was.m == m, 1.0, self.rescale(was.m, safe))
+        return m, self.exponential(s, safe), alpha
 
     @property
     def bits(self) -> int:
@@ -206,16 +188,29 @@ class Kernel:
             total, u = f32(total + f32(w * part.l)), f32(u + f32(w * part.u))
         return State(m, total, u)
 
+    def with_sink(self, state: State) -> State:
+        """The sink's weight added to the row sum, relative to the maximum of the keys."""
+        more = self.exponential(self.sink, state.m)
+        merged = self.merge([state, self.sink_alone(state)])
+        early = (state.l > 0) & (more < 2.0**120)
+        m, u = torch.where(early, state.m, merged.m), torch.where(early, state.u, merged.u)
+        return State(m, torch.where(early, f32(state.l + more), merged.l), u)
+
+    def sink_alone(self, like: State) -> State:
+        """The partial result of nothing but the sink."""
+        return State(self.sink, (self.sink > -torch.inf).double(), 0 * like.u)
+
     def finish(self, state: State) -> tuple[Tensor, Tensor]:
         """Output and LSE of a partial result; zeros and -inf for a row without keys."""
-        some, c = state.l > 0, self.scale if self.x.fma else 1.0
+        if self.how.sink == "sum":
+            state = self.with_sink(state)
+        some = state.l > 0
         total = torch.where(some, state.l, 1.0)
-        out = state.u / total
-        out = f32(out * (1 + DIVISION_ERROR * wobble(out))) / self.x.p_scale
+        out = quotient(state.u, total) / self.x.p_scale
         if self.how.base2:
-            lse = f32(f32(f32(state.m * c) + f32(total.log2())) * self.constant(LN2))
+            lse = f32(f32(f32(state.m * self.c) + f32(total.log2())) * constant(LN2))
         else:
-            lse = f32(f32(state.m * c) + f32(total.log()))
+            lse = f32(f32(state.m * self.c) + f32(total.log()))
         if self.x.p_normalised:
             lse = f32(self.lse)
         lse = torch.where(some, lse, -torch.inf).squeeze(-1)

@@ -1,10 +1,13 @@
 """Inputs and numerics to try emulated kernels and budgets on."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from emulated import cast
+from emulated_scores import Terms
+from emulated_units import cast
 from torch import Tensor
 
 from kernelassay.oracle.formats import format_of
@@ -13,6 +16,7 @@ from kernelassay.oracle.numerics import Numerics, default_numerics
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v, visible
 PLAIN = default_numerics("fp32")
 MATH = Numerics(scale_rounded=True, p_normalised=True, l_from_p=False)
+EAGER = Numerics(score_roundings=2, p_normalised=True, l_from_p=False)
 
 NUMERICS = {
     "fp16": ("fp16", Numerics()),
@@ -34,10 +38,21 @@ NUMERICS = {
     "tf32": ("fp32", Numerics(dot="tf32", p="tf32", kstep=8)),
     "tf32, cut operands": ("fp32", Numerics(dot="tf32_trunc", p="tf32", kstep=8)),
 }
+OF_SCORES = (
+    "fp16", "bf16", "fp16, l of rounded P", "bf16, P in fp32", "bf16, fused scale",
+    "bf16, q prescaled", "bf16, math path", "bf16, scores in bf16", "fp16, fp16 accumulators",
+    "bf16, P in e4m3", "fp32", "tf32", "tf32, cut operands",
+)  # fmt: skip
+NUMERICS_OF_SCORES = {name: NUMERICS[name] for name in OF_SCORES} | {
+    "bf16, op by op": ("bf16", replace(EAGER, score="bf16")),
+    "fp16, op by op": ("fp16", replace(EAGER, score="fp16")),
+    "bf16, tanh.approx": ("bf16", Numerics(tanh_u=2.0**-11)),
+    "fp32, tanh.approx": ("fp32", replace(PLAIN, tanh_u=2.0**-11)),
+}
 SCHEDULES: tuple[dict[str, Any], ...] = (
     {"block": 64},
-    {"block": 16, "splits": 4, "base2": False},
-    {"block": 32, "backwards": True},
+    {"block": 16, "splits": 4, "base2": False, "sink": "last"},
+    {"block": 32, "backwards": True, "fold": False, "sink": "sum"},
 )
 HARD = (
     "logits of 10",
@@ -119,3 +134,66 @@ def structured(kind: str, dtype: str, n: int = 4096) -> Inputs:
         v = torch.randint(0, 4, (1, 1, n, 32), generator=g).float()
     to = format_of(dtype).dtype
     return q.to(to), k.to(to), v.to(to), torch.ones(1, 1, q.shape[2], n, dtype=torch.bool)
+
+
+def distance(inputs: Inputs) -> Tensor:
+    """Between query i and key j, the last of each at the same place; [Tq, Tk]."""
+    Tq, Tk = inputs[0].shape[2], inputs[1].shape[2]
+    return (torch.arange(Tq)[:, None] + Tk - Tq - torch.arange(Tk)).abs()
+
+
+def bias(inputs: Inputs, size: float, *, each: str = "hqk") -> Tensor:
+    """About N(0, size^2) in the inputs' dtype, another number along each axis named of "hqk"."""
+    sizes = zip("hqk", (*inputs[0].shape[1:3], inputs[1].shape[2]), strict=True)
+    made = torch.Generator().manual_seed(9)
+    drawn = torch.randn(1, *(n if a in each else 1 for a, n in sizes), generator=made)
+    return (size * drawn).to(inputs[0].dtype)
+
+
+def filled(inputs: Inputs, every: int, x: float) -> Tensor:
+    """x on one key of *every*, which are others for each query, and a small bias elsewhere."""
+    Tq, Tk = inputs[0].shape[2], inputs[1].shape[2]
+    chosen = (torch.arange(Tq)[:, None] + torch.arange(Tk)) % every == 0
+    return torch.where(chosen, x, bias(inputs, 1.0)).to(inputs[0].dtype)
+
+
+STANDARD, STEEP = (
+    torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]),
+    torch.tensor([1, 0.7, 0.3, 0]),
+)
+MILD: dict[str, Callable[[Inputs], Terms]] = {
+    "cap of 30": lambda i: Terms(softcap=30.0),
+    "cap of 5": lambda i: Terms(softcap=5.0),
+    "standard slopes": lambda i: Terms(slopes=STANDARD, distance=distance(i)),
+    "bias": lambda i: Terms(bias=bias(i, 1.0)),
+    "bias of each key": lambda i: Terms(bias=bias(i, 2.0, each="k")),
+    "sinks": lambda i: Terms(sink=torch.tensor([0.0, 1.0, -1.0, 2.0])),
+    "all": lambda i: Terms(
+        softcap=10.0, slopes=STANDARD, distance=distance(i), bias=bias(i, 1.0),
+        sink=torch.tensor([0.0, 1.5, -60.0, 4.0]),
+    ),
+}  # fmt: skip
+"""What is done to scores in the way of real models."""
+HARD_TERMS: dict[str, Callable[[Inputs], Terms]] = {
+    "cap of 1": lambda i: Terms(softcap=1.0),
+    "steep slopes": lambda i: Terms(slopes=STEEP, distance=distance(i)),
+    "large bias": lambda i: Terms(bias=bias(i, 8.0)),
+    "-6e4 on all keys": lambda i: Terms(bias=torch.full((1, 1), -6e4).to(i[0].dtype)),
+    "-6e4 on some keys": lambda i: Terms(bias=filled(i, 3, -6e4)),
+    "-6e4 on most keys": lambda i: Terms(bias=-6e4 - filled(i, 9, -6e4)),
+    "a bias that cancels the slopes": lambda i: Terms(
+        slopes=torch.ones(4), distance=distance(i), bias=distance(i).to(i[0].dtype)
+    ),
+    "sinks far below": lambda i: Terms(sink=torch.tensor([-50.0, -1e4, -math.inf, -8.0])),
+    "sinks above": lambda i: Terms(sink=torch.tensor([8.0, 20.0, 40.0, 60.0])),
+    "sinks far above": lambda i: Terms(sink=torch.tensor([85.0, 95.0, 110.0, 1e4])),
+    "all": lambda i: Terms(
+        softcap=2.0, slopes=STEEP, distance=distance(i), bias=bias(i, 8.0),
+        sink=torch.tensor([0.0, 3.0, -60.0, 50.0]),
+    ),
+    "all, and -6e4": lambda i: Terms(
+        softcap=1.0, slopes=STANDARD, distance=distance(i), bias=filled(i, 2, -6e4),
+        sink=torch.tensor([0.0, -6e4, -math.inf, 5.0]),
+    ),
+}  # fmt: skip
+"""What strains the arithmetic of scores."""

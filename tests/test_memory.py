@@ -22,7 +22,7 @@ from kernelassay.properties.memory import (
     guarded_empty,
     is_poison,
     place,
-    placed_integers,
+    placed_small,
     poison_like,
     same_bits,
 )
@@ -117,7 +117,7 @@ def test_small_and_empty_tensors_can_be_placed(
 
 def test_small_inputs_are_watched() -> None:
     """A write to lengths, positions or a mask is seen."""
-    held = placed_integers("lengths", torch.tensor([3, 4]), "cpu")
+    held = placed_small("lengths", torch.tensor([3, 4]), "cpu")
     assert held.intact()
     held.view[1] = 5
     assert not held.intact()
@@ -136,6 +136,29 @@ def test_inputs_name_what_was_written_to() -> None:
     assert given.call.visibility.mask is not None
     given.call.visibility.mask.logical_not_()
     assert given.mutated() == ["k", "mask"]
+
+
+@pytest.mark.parametrize("name", ["alibi", "bias", "sink_logits"])
+def test_a_write_to_a_scoring_term_is_noticed(name: str) -> None:
+    """Slopes, bias and sink logits are inputs: the kernel may not write to them."""
+    case = AttendCase(Tk=5, softcap=2.0, alibi="standard", bias="level:1", sink_logits="level:1")
+    given = inputs(logical(case, "bf16"), layout="BHTD", view="contiguous", device="cpu")
+    assert given.mutated() == []
+    assert given.call.scoring.softcap == 2.0
+    getattr(given.call.scoring, name).add_(1)
+    assert given.mutated() == [name]
+
+
+def test_calls_do_not_share_their_scoring_terms() -> None:
+    """What one call's kernel did to its bias does not reach the next call."""
+    tensors = logical(AttendCase(Tk=5, bias="level:1"), "bf16")
+    first, second = (
+        inputs(tensors, layout="BHTD", view="contiguous", device="cpu") for _ in range(2)
+    )
+    assert first.call.scoring.bias is not None
+    first.call.scoring.bias.zero_()
+    assert second.call.scoring.bias is not None
+    assert float(second.call.scoring.bias) == 1
 
 
 def test_masks_come_in_the_declared_polarity() -> None:

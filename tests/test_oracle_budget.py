@@ -8,27 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from emulated import Kernel, kernel
-from emulated_inputs import (
-    HARD,
-    MASKS,
-    MATH,
-    NUMERICS,
-    SCHEDULES,
-    Inputs,
-    made_hard,
-    normal,
-    structured,
-)
-from torch import Tensor
+from emulated import kernel
+from emulated_inputs import HARD, MASKS, MATH, NUMERICS, Inputs, made_hard, normal, structured
+from emulated_verdicts import judged, kept, ratios, schedules
 
-from kernelassay.oracle.budget import (
-    Z_RMS_ELEMENTS,
-    Z_RMS_LIMIT,
-    Budget,
-    attention_budget,
-    recognised,
-)
+from kernelassay.oracle.budget import Z_RMS_LIMIT, attention_budget, recognised
 from kernelassay.oracle.formats import format_of
 from kernelassay.oracle.numerics import Numerics, default_numerics
 
@@ -44,39 +28,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def judged(subject: Kernel, inputs: Inputs, *, generic: bool, scale: float | None = None) -> Any:
-    """Worst error / allowed of the output and of the LSE, and z_rms, of an emulated kernel."""
-    q, k, v, visible = inputs
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    budget = attention_budget(q, k, v, scale, visible, subject.x, generic=generic)
-    return ratios(budget, *subject.attend(q, k, v, scale, visible))
-
-
-def ratios(budget: Budget, out: Tensor, lse: Tensor) -> tuple[float, float, float]:
-    """Worst error / allowed of output and LSE, and z_rms; empty rows must be exact."""
-    empty = budget.lse == -torch.inf
-    assert torch.equal(empty, lse == -torch.inf)
-    assert out[empty].count_nonzero() == 0
-    lse_error = torch.where(empty, 0.0, lse - budget.lse).abs()
-    worst = ((out - budget.out).abs() / budget.out_allowed).max()
-    return float(worst), float((lse_error / budget.lse_allowed).max()), budget.z_rms(out)
-
-
-def kept(subject: Kernel, inputs: Inputs) -> float:
-    """Asserts that both forms of the budget hold; the generic form's worst ratio."""
-    generic, rigorous = (judged(subject, inputs, generic=g) for g in (True, False))
-    assert max(generic[:2]) <= 1, generic
-    assert max(rigorous[:2]) <= 1, rigorous
-    assert inputs[0].numel() >= Z_RMS_ELEMENTS
-    assert generic[2] <= Z_RMS_LIMIT, generic
-    return generic[0]
-
-
-def schedules(numerics: Numerics) -> list[dict[str, Any]]:
-    """The schedules that make sense: a fused multiply-add needs exp2."""
-    return [s for s in SCHEDULES if s.get("base2", True) or not numerics.fma]
 
 
 @pytest.mark.parametrize("name", NUMERICS)

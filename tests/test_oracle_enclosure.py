@@ -12,6 +12,7 @@ from torch import Tensor
 from kernelassay.oracle.attention import attention
 from kernelassay.oracle.enclosure import attention_enclosure
 from kernelassay.oracle.exact import as_tensor, counting_attention
+from kernelassay.oracle.scoring import Scoring, offsets
 from kernelassay.oracle.visibility import Visibility, visible
 
 UNIT = 2.0**-53
@@ -66,6 +67,74 @@ def test_float64_oracle_is_certified(Tq: int, Tk: int, D: int, logits: float) ->
     # what is seen is far below the worst case: rounding errors cancel
     assert float((out - true.out).abs().max()) <= 1e-15 * max(4.0, logits)
     assert float((lse - true.lse).abs().max()) <= 1e-15 * max(4.0, logits)
+
+
+SCORINGS = {
+    "cap of 1": Scoring(softcap=1.0),
+    "cap of 30": Scoring(softcap=30.0),
+    "slope of 1": Scoring(alibi=torch.ones(1)),
+    "bias": Scoring(bias=3 * torch.randn(33, 60, generator=torch.Generator().manual_seed(1))),
+    "bias of -6e4": Scoring(bias=torch.full((1,), -6e4)),
+    "sink above": Scoring(sink_logits=torch.tensor([60.0])),
+    "sink below": Scoring(sink_logits=torch.tensor([-500.0])),
+    "no sink": Scoring(sink_logits=torch.tensor([-math.inf])),
+    "all": Scoring(
+        softcap=2.0,
+        alibi=torch.tensor([0.3]),
+        bias=torch.where(torch.arange(60) % 7 == 0, -math.inf, torch.linspace(-9, 9, 60)),
+        sink_logits=torch.tensor([1.5]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCORINGS)
+@pytest.mark.parametrize("logits", [3, 300])
+def test_float64_oracle_is_certified_with_its_terms(name: str, logits: float) -> None:
+    """Soft cap, ALiBi, bias and sinks: |float64 - truth| is within the rounding analysis.
+
+    On top of `_bounds`: quotient, tanh (2 u), product and sum are 4 u of a score, ALiBi and bias
+    a sum, and scores grow by what is added, the sink's logit included.
+    """
+    how = SCORINGS[name]
+    q, k, v, _ = _inputs(33, 60, 16)
+    scale = logits / float((q @ k.T).abs().max())
+    seen = visible(CAUSAL, (1, 1, 33, 60))[0, 0]
+    added = offsets(how, CAUSAL, (1, 1, 33, 60))
+    added = torch.zeros(1, 1, 1, 1).double() if added is None else added
+    offset = added.expand(1, 1, 33, 60)[0, 0]
+    sink = None if how.sink_logits is None else float(how.sink_logits)
+    true = attention_enclosure(q, k, v, scale, seen, softcap=how.softcap, offset=offset, sink=sink)
+    whole = [x[None, None] for x in (q, k, v)]
+    out, lse = (x[0, 0] for x in attention(*whole, scale, CAUSAL, how))
+    out_bound, lse_bound = _bounds(q, k, v, scale, seen & (offset > -math.inf))
+    size = torch.where(offset > -math.inf, offset, 0.0).abs().amax(1)
+    size = UNIT * (8 * size + 4 * logits + 4 * (abs(sink) if sink and sink > -math.inf else 0))
+    assert bool(((out - true.out).abs() <= out_bound + 8 * size[:, None] + true.out_radius).all())
+    assert bool(((lse - true.lse).abs() <= lse_bound + size + true.lse_radius).all())
+
+
+def test_enclosure_of_a_soft_cap_by_hand() -> None:
+    """Cap 5 makes 5 tanh 10 of a score of 50; two keys and a sink of mass e."""
+    q, k, v = torch.ones(1, 1), torch.tensor([[50.0], [0.0]]), torch.tensor([[1.0], [0.0]])
+    true = attention_enclosure(q, k, v, 1.0, torch.ones(1, 2).bool(), softcap=5.0, sink=1.0)
+    with mpmath.workdps(50):
+        e = mpmath.exp(5 * mpmath.tanh(10))
+        total = e + 1 + mpmath.e
+        assert abs(mpmath.log(total) - float(true.lse)) <= float(true.lse_radius)
+        assert abs(e / total - float(true.out)) <= float(true.out_radius)
+
+
+def test_enclosure_with_nothing_but_a_sink() -> None:
+    """A row that sees no key has out 0 and the sink's logit as lse; -inf hides and is no sink."""
+    q, k, v, scale = _inputs(2, 3, 4)
+    hidden = torch.full((2, 3), -math.inf)
+    for sink in (-7.25, -math.inf):
+        true = attention_enclosure(
+            q, k, v, scale, torch.ones(2, 3).bool(), offset=hidden, sink=sink
+        )
+        assert not true.out.any()
+        assert true.lse.tolist() == [sink] * 2
+        assert bool((true.lse_radius <= UNIT * 8).all())
 
 
 def test_enclosure_is_tight() -> None:

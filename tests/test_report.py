@@ -30,7 +30,7 @@ from kernelassay.impls.contract import (
 from kernelassay.impls.torch_reference import attention
 from kernelassay.impls.variants import Variant, build
 from kernelassay.properties import diagnosis
-from kernelassay.properties.case import AttendCase
+from kernelassay.properties.case import AttendCase, to_json
 from kernelassay.properties.engine import Options, Outcome, check
 from kernelassay.properties.failures import StillFails
 from kernelassay.properties.property import select
@@ -43,6 +43,7 @@ UPDATE = os.environ.get("KERNELASSAY_UPDATE_SNAPSHOTS") == "1"
 REFERENCE = "kernelassay.impls.torch_reference"
 
 RANDOM = {"q": "random:1", "k": "random:2", "v": "random:3"}
+SHARP = {**RANDOM, "q": "random:1:6.0"}
 SPOT = AttendCase(Tq=1, Tk=17, D=64, causal="bottom_right", v="zeros;0,0,16,0=1")
 
 
@@ -78,6 +79,7 @@ def variant(name: str, *edits: tuple[str, str]) -> Any:
     return kernel
 
 
+FIRST_HEAD = "z + scoring.bias[:, :1].expand(shape)"
 TAIL = ("range(0, end, TILE)", "range(0, end // TILE * TILE, TILE)")
 
 
@@ -198,6 +200,24 @@ BROKEN: dict[str, Made] = {
         "attention.extreme_scores",
         "bf16",
         AttendCase(Tk=20, D=16, mask="suffix:16", v="onehot"),
+    ),
+    "sink_ignored": (
+        lambda: variant("my_sink", ("if call.scoring.sink_logits is not None:", "if False:")),
+        "attention.value",
+        "fp16",
+        AttendCase(Tk=3, D=16, sink_logits="level:0.0", v="onehot"),
+    ),
+    "cap_formula": (
+        lambda: variant("my_cap", ("z = scoring.softcap * torch.tanh", "z = z * torch.tanh")),
+        "attention.value",
+        "fp16",
+        AttendCase(Tq=2, Tk=5, D=16, softcap=2.0, alibi="standard", **SHARP),
+    ),
+    "bias_head": (
+        lambda: variant("my_bias", ("z + scoring.bias.expand(shape)", FIRST_HEAD)),
+        "attention.value",
+        "bf16",
+        AttendCase(Hq=2, Hkv=2, Tq=2, Tk=5, D=16, Dv=64, bias="random:4:2.0:hk", **RANDOM),
     ),
     "mutates": (
         lambda: Broken("my_inplace", mutates),
@@ -395,7 +415,79 @@ SCRIPT_CASES = {
     ),
     "view": ("attention.value", AttendCase(Tq=2, Tk=18, D=16, view="inner", **RANDOM)),
     "read": ("alignment.visible_set", AttendCase(Tk=17, D=16, v="bits:0:6")),
-}
+    "value_size": ("attention.value", AttendCase(Tq=2, Tk=18, D=16, Dv=7, **RANDOM)),
+    "value_size_padded": (
+        "attention.value",
+        AttendCase(Tk=17, D=64, Dv=16, view="padded", v="zeros;0,0,16,0=1"),
+    ),
+    "value_size_interleaved": (
+        "attention.value",
+        AttendCase(Tk=17, D=16, Dv=64, view="interleaved", v="zeros;0,0,16,40=1"),
+    ),
+    "softcap": ("attention.value", AttendCase(Tq=2, Tk=18, D=16, softcap=3, **SHARP)),
+    "softcap_lse": ("attention.lse", AttendCase(Tq=2, Tk=18, D=16, softcap=0.7, **SHARP)),
+    "alibi": ("attention.value", AttendCase(Hq=3, Tq=2, Tk=18, D=16, alibi="standard", **RANDOM)),
+    "alibi_lengths": (
+        "attention.lse",
+        AttendCase(
+            B=2, Hq=2, Tq=2, Tk=23, D=16, lengths=(19, 23), causal="bottom_right",
+            alibi="hashed:1", **RANDOM,
+        ),
+    ),
+    "alibi_top_left": (
+        "attention.value",
+        AttendCase(Hq=2, Tq=18, Tk=21, D=16, causal="top_left", alibi="hashed:1", **RANDOM),
+    ),
+    "alibi_positions": (
+        "attention.value",
+        AttendCase(
+            B=2, Hq=2, Tq=20, Tk=18, D=16, causal="positions", positions="ring:4",
+            alibi="hashed:2", **RANDOM,
+        ),
+    ),
+    "bias": (
+        "attention.value",
+        AttendCase(Tk=18, D=16, bias="fill:2:prefix:14", q="first:2.0", v="zeros;0,0,16,3=2"),
+    ),
+    "bias_level": (
+        "attention.lse", AttendCase(Tk=18, D=16, bias="level:-1.25", v="zeros;0,0,16,3=2")
+    ),
+    "bias_beyond": (
+        "attention.value",
+        AttendCase(Tk=18, D=16, bias="fill:-1e39:suffix:3", v="zeros;0,0,16,3=2"),
+    ),
+    "bias_minus_infinity": (
+        "attention.value",
+        AttendCase(Tk=19, D=16, bias="fill:-inf:suffix:3", q="first:2.0", v="zeros;0,0,16,3=2"),
+    ),
+    "bias_hashed": (
+        "attention.value",
+        AttendCase(
+            B=2, Hq=2, Tq=2, Tk=18, D=16, bias="random:3:2.0:bhqk;fill:-inf:keep:5:70:qk",
+            **RANDOM,
+        ),
+    ),
+    "sink": (
+        "attention.value",
+        AttendCase(Hq=4, Hkv=2, Tq=2, Tk=18, D=16, sink_logits="random:5:2.0", **RANDOM),
+    ),
+    "sink_lse": (
+        "attention.lse",
+        AttendCase(Tk=18, D=16, sink_logits="level:1.5", v="zeros;0,0,16,3=2"),
+    ),
+    "sink_none": (
+        "attention.value",
+        AttendCase(Tk=18, D=16, sink_logits="level:-inf", v="zeros;0,0,16,3=2"),
+    ),
+    "all_terms": (
+        "attention.value",
+        AttendCase(
+            B=2, Hq=4, Hkv=2, Tq=3, Tk=21, D=16, Dv=64, causal="bottom_right", lengths=(21, 19),
+            softcap=2.5, alibi="standard", bias="random:3:2.0:hk", sink_logits="random:5:2.0",
+            **SHARP,
+        ),
+    ),
+}  # fmt: skip
 
 KERNEL_FILE = """
 from dataclasses import replace
@@ -469,6 +561,70 @@ def test_a_script_repeats_other_kinds(
     text = f"import sys\nsys.path.insert(0, {here!r})\nimport test_report\n"
     spec = written(tmp_path, name, f"{text}adapter = [test_report.BROKEN[{name!r}][0]()]\n")
     assert expected in ran(repro_script(outcome.record.to_json(), spec), tmp_path, capsys)
+
+
+@pytest.mark.parametrize("name", ["sink_ignored", "cap_formula"])
+def test_a_script_shows_a_fault_of_a_term(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The mutant's number and the one that is right with the term are printed side by side."""
+    _, outcome = failed(name)
+    here = str(Path(__file__).parent)
+    text = f"import sys\nsys.path.insert(0, {here!r})\nimport test_report\n"
+    spec = written(tmp_path, name, f"{text}adapter = [test_report.BROKEN[{name!r}][0]()]\n")
+    printed = ran(repro_script(outcome.record.to_json(), spec), tmp_path, capsys)
+    shown = dict(x.rsplit(None, 1) for x in printed.splitlines()[1:])
+    assert outcome.found is not None
+    place = outcome.found.failure.place
+    assert place is not None
+    assert abs(float(shown["got"]) - float(shown["expected"])) > 8 * place.allowed
+
+
+WRITES = """
+from kernelassay.impls.variants import Variant, build
+adapter = build(Variant(name="my_scorer", base="kernelassay.impls.torch_reference", edits=((
+    "        z = z + scoring.bias.expand(shape)[..., start:stop].float()",
+    "        z = z + scoring.bias.mul_(2).expand(shape)[..., start:stop].float()"),)))
+"""
+
+
+def test_a_script_says_which_term_was_written_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scoring terms are watched like q, k and v."""
+    spec = written(tmp_path, "writes", WRITES)
+    case = AttendCase(Tk=3, D=16, bias="level:1", sink_logits="level:0")
+    fields = {"law": "attention.memory", "kind": "InputMutated", "case": to_json(case)}
+    record = {**fields, "case_id": "0", "kernel": "my_scorer", "dtype": "bf16", "device": "cpu"}
+    printed = ran(repro_script(record, spec), tmp_path, capsys)
+    assert printed.splitlines()[2:] == [
+        "q unchanged", "k unchanged", "v unchanged", "bias CHANGED", "sink_logits unchanged",
+    ]  # fmt: skip
+
+
+def test_scripts_of_scoring_terms_stand_alone() -> None:
+    """Simple terms need torch and the contract; the content module only what is hashed."""
+    terms = {"softcap": 2.0, "alibi": "hashed:3", "sink_logits": "random:1:1.0", "Dv": 7}
+    needs = {
+        "level:1.5": [],
+        "fill:-inf:prefix:3": [],
+        "level:1;level:2": ["bias_content"],
+        "level:1e39": ["bias_content"],
+        "random:1:1.0:k": ["bias_content"],
+    }
+    for recipe, makers in needs.items():
+        case = AttendCase(Hq=3, Hkv=3, Tk=5, D=16, bias=recipe, **terms)  # type: ignore[arg-type]
+        record = {
+            "law": "attention.value", "kind": "WrongValue", "case": to_json(case), "case_id": "0",
+            "kernel": "k", "dtype": "fp16", "device": "cpu",
+        }  # fmt: skip
+        script = repro_script(record, "kernelassay.impls.torch_reference:adapter")
+        lines = [x for x in script.splitlines() if "kernelassay.properties" in x]
+        wanted = (
+            [f"from kernelassay.properties.content import {', '.join(makers)}"] if makers else []
+        )
+        case_too = ["from kernelassay.properties.case import AttendCase"] if makers else []
+        assert lines == case_too + wanted
 
 
 def test_a_script_stands_alone(tmp_path: Path) -> None:

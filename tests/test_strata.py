@@ -1,18 +1,23 @@
 """Each stratum generates cheap cases that carry its label and that the kernel supports."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import hypothesis
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from toy_kernels import Toy, all_but, only, toy
 
 from kernelassay.impls import torch_reference, torch_sdpa
+from kernelassay.impls.calls import check_attend, features_used
 from kernelassay.impls.contract import FEATURES, Capabilities
+from kernelassay.oracle.scoring import offsets
 from kernelassay.oracle.visibility import visible
 from kernelassay.properties import strata as s
 from kernelassay.properties.case import AttendCase, checked, literal, parse_case
@@ -20,7 +25,9 @@ from kernelassay.properties.domain import Domain, domain_of, head_sizes_at, lack
 from kernelassay.properties.engine import Options, check
 from kernelassay.properties.failures import WrongValue
 from kernelassay.properties.inputs import logical, visibility_of
+from kernelassay.properties.judge import seen_by
 from kernelassay.properties.labels import labels
+from kernelassay.properties.laws.conduct import malformed_call
 from kernelassay.properties.memory import VIEWS
 from kernelassay.properties.property import Property, select
 from kernelassay.properties.subject import Subject
@@ -118,12 +125,14 @@ def test_each_stratum_keeps_to_label_capabilities_and_cost(name: str) -> None:
 
 def test_strata_exist_where_their_features_do() -> None:
     """A kernel with every feature meets every stratum, one with none the plain ones."""
-    full, bare = _domain(only(*FEATURES, declines=())), _domain(only())
+    full = _domain(only(*FEATURES, declines=(), head_sizes=(64, 80)))
+    bare = _domain(only())
     missing = [label for _, label, build in STRATA.values() if build(full) is None]
     assert not missing
     kept = {label for _, label, build in STRATA.values() if build(bare) is not None}
     assert {"plain", "random_content", "scores_rising", "several_rows", "counting"} <= kept
     assert not kept & {"grouped", "ragged", "boolean_mask", "decode", "windows", "positions"}
+    assert not kept & {"softcap", "alibi", "bias", "sink_logits", "value_size", "no_queries"}
 
 
 def test_generation_is_quick() -> None:
@@ -149,7 +158,7 @@ def reached() -> dict[str, list[AttendCase]]:
     """What the pr level deals to the laws whose strata are of interest, by law."""
     names = (
         "attention.value", "attention.extreme_scores", "attention.empty_rows", "attention.views",
-        "attention.memory", "alignment.visible_set", "alignment.causal_corner",
+        "attention.memory", "attention.lse", "alignment.visible_set", "alignment.causal_corner",
     )  # fmt: skip
     return {n: dealt(LAWS[n], torch_reference.adapter, level="pr") for n in names}
 
@@ -191,13 +200,48 @@ OTHERS: dict[str, Callable[[AttendCase], bool]] = {
     ),
     "offset positions": lambda c: (c.positions or "").startswith("offset:"),
     "gaps between positions": lambda c: (c.positions or "").startswith("gaps:"),
+    "a ring": lambda c: (c.positions or "").startswith("ring:") and c.Tk > 64,
+    "no queries": lambda c: c.Tq == 0 < c.Tk,
+    "wider values": lambda c: c.value_size > c.D,
+    "wider keys": lambda c: c.value_size < c.D,
+}
+SCORING: dict[str, Callable[[AttendCase], bool]] = {
+    **{f"cap {x}": lambda c, x=x: c.softcap == x for x in (1, 2, 5, 50)},  # type: ignore[misc]
+    **{
+        f"ALiBi, {heads} heads, {name}": lambda c, heads=heads, name=name: (  # type: ignore[misc]
+            c.Hq == heads and (c.alibi or "").startswith(name)
+        )
+        for heads in (3, 6)
+        for name in ("standard", "hashed:")
+    },
+    **{
+        f"ALiBi, {causal}": lambda c, causal=causal: (  # type: ignore[misc]
+            c.alibi is not None and c.causal == causal and c.Tq < c.Tk
+        )
+        for causal in ("none", "bottom_right", "top_left", "positions")
+    },
+    "minus infinity alone": lambda c: _filled(c, "-inf:keep") and c.causal == "none",
+    "minus infinity, causal": lambda c: _filled(c, "-inf:keep") and c.causal == "bottom_right",
+    "minus infinity for rows": lambda c: _filled(c, "-inf:rows"),
+    "the least of fp16": lambda c: _filled(c, "-65504"),
+    "-60000": lambda c: _filled(c, "-60000"),
+    "a sink near": lambda c: (c.sink_logits or "").startswith("random:"),
+    "a sink for no keys": lambda c: c.sink_logits is not None and c.Tk == 0,
+    **{
+        f"a sink at {x}": lambda c, x=x: c.sink_logits == f"level:{x}"  # type: ignore[misc]
+        for x in ("100.0", "4500.0", "-110.0", "-60000.0", "-inf")
+    },
 }
 
 
-@pytest.mark.parametrize("what", [*LENGTHS, *HEADS, *OTHERS])
+def _filled(case: AttendCase, what: str) -> bool:
+    return (case.bias or "").startswith(f"fill:{what}")
+
+
+@pytest.mark.parametrize("what", [*LENGTHS, *HEADS, *OTHERS, *SCORING])
 def test_the_generator_reaches(what: str, reached: dict[str, list[AttendCase]]) -> None:
     """The pr level deals a case of each kind at which kernels have been wrong."""
-    assert _anywhere(reached, {**LENGTHS, **HEADS, **OTHERS}[what])
+    assert _anywhere(reached, {**LENGTHS, **HEADS, **OTHERS, **SCORING}[what])
 
 
 def _scores(case: AttendCase) -> Any:
@@ -224,6 +268,110 @@ def test_scores_lie_everywhere(reached: dict[str, list[AttendCase]]) -> None:
     assert any(-200 < t < -90 for t in tops)
     assert any(-62_000 < t < -58_000 for t in tops)
     assert tiles == {"first", "middle", "last"}
+
+
+def of(name: str, count: int = 12) -> list[AttendCase]:
+    """Cases of a stratum, for a kernel with every feature."""
+    strategy = getattr(s, name)(DOMAINS["torch_reference-cpu"])
+    return draw(strategy, count, seed=0)
+
+
+def seen(case: AttendCase) -> Any:
+    return seen_by(logical(case, "fp32")).expand(case.shape)
+
+
+def added(case: AttendCase) -> Any:
+    """ALiBi and bias of a case, [B, Hq, Tq, Tk]."""
+    tensors = logical(case, "fp32")
+    found = offsets(tensors.scoring, tensors.visibility, case.shape)
+    assert found is not None
+    return found.expand(case.shape)
+
+
+def test_soft_caps_bite() -> None:
+    """Some scores are far beyond the cap and some below it; far ones overflow as exponents."""
+    for case in of("softcap"):
+        ratio = _scores(case)[seen(case)].abs() / case.softcap
+        assert float(ratio.max()) > 2, case
+        assert float(ratio.min()) < 1, case
+    for case in of("softcap_far"):
+        assert float(_scores(case).abs().max() / case.softcap) > math.log(torch.finfo().max)
+
+
+def test_a_masked_key_under_a_cap_is_there_to_come_back() -> None:
+    """Some row sees some keys and not all of them."""
+    for case in of("softcap_and_mask"):
+        count = seen(case).sum(-1)
+        assert bool(((count > 0) & (count < case.Tk)).any()), case
+
+
+def test_alibi_meets_keys_on_both_sides() -> None:
+    """Without a causal corner visible keys lie before a query and after it; slopes differ."""
+    cases = [c for c in of("alibi", 30) if c.causal == "none"]
+    assert cases
+    for case in cases:
+        assert case.Tk > case.Tq
+        far = added(case)[0, :, 0]  # of query 0, the nearest key scores 0
+        at = int(far[0].argmax())
+        assert 0 < at < case.Tk - 1
+        assert len(set(far[:, 0].tolist())) == case.Hq, case
+
+
+def test_a_bias_far_below_is_a_row_s_only_one() -> None:
+    """Query 0 has it for every key, others for some."""
+    low = [added(case) < -50_000 for case in of("bias_far_below")]
+    assert all(bool(x[:, :, 0].all()) for x in low)
+    assert any(bool(x[:, :, 1:].any()) and not bool(x[:, :, 1:].all()) for x in low)
+
+
+def test_a_bias_is_broadcast_over_every_subset_of_its_axes() -> None:
+    """All sixteen, the one that varies on all axes first."""
+    met = [(case.bias or "").split(":")[-1] for case in of("bias", 300)]
+    assert met[0] == "bhqk"
+    assert set(met) == {"".join(x) for n in range(5) for x in combinations("bhqk", n)}
+
+
+def test_rows_are_hidden_by_a_bias() -> None:
+    """Query 0 sees no key, and no boolean mask says so."""
+    for case in of("bias_hides_rows"):
+        assert case.mask is None
+        assert not bool(seen(case)[:, :, 0].any()), case
+
+
+def test_a_sink_meets_rows_without_keys() -> None:
+    """Some rows see nothing, whichever way; some sinks are minus infinity."""
+    cases = of("sink_of_empty_rows", 30)
+    assert all(not bool(seen(c).any(-1).all()) for c in cases)
+    assert {c.sink_logits == "level:-inf" for c in cases} == {True, False}
+
+
+def test_a_ring_is_out_of_order_over_two_tiles() -> None:
+    """A key of the second tile is seen though its number is past every query's position."""
+    for case in of("ring"):
+        at = visibility_of(case)
+        assert at.q_positions is not None
+        last = int(at.q_positions.max())
+        if case.Tk > 64 > last:
+            assert bool(seen(case)[..., max(64, last + 1) :].any()), case
+
+
+def test_a_window_in_a_ring_has_its_sinks_in_memory() -> None:
+    """Some sink token is seen outside the window, by its place and not by its position."""
+    assert any(
+        bool((~inside & seen(case))[..., : case.sinks].any())
+        for case in of("ring_windows", 30)
+        for inside in [seen(replace(case, sinks=0))]
+    )
+
+
+def test_what_a_reading_adds_leaves_scores_equal() -> None:
+    """Of a bias only what hides is kept, and nothing else is added to the equal scores."""
+    reading = s.reading(s.bias_and_minus_infinity)(DOMAINS["torch_reference-cpu"])
+    assert reading is not None
+    for case in draw(reading, 12, seed=0):
+        finite = added(case)
+        assert set(finite[finite > -math.inf].tolist()) == {0.0}
+        assert bool((finite == -math.inf).any())
 
 
 def test_values_tell_heads_apart(reached: dict[str, list[AttendCase]]) -> None:
@@ -259,6 +407,7 @@ def test_a_partial_tile_shrinks_to_the_smallest(seed: int) -> None:
     assert found == AttendCase(Tk=17, v="zeros;0,0,0,0=1")
 
 
+RANDOM: dict[str, Any] = {"q": "random:0", "k": "random:1", "v": "random:2"}
 SMALLEST = {
     "grouped": AttendCase(Hq=4, Hkv=2, Tk=17, v="onehot"),
     "decode": AttendCase(Tk=17, causal="top_left", q="random:0", k="random:1", v="random:2"),
@@ -266,6 +415,16 @@ SMALLEST = {
     "several_rows": AttendCase(Tq=2, q="random:0", k="random:1", v="random:2"),
     "plain": AttendCase(v="zeros;0,0,0,0=1"),
     "spike_rows": AttendCase(Tk=17, scale=1.0, q="axis:1.0", k="spike:-24.0", v="step"),
+    "softcap_far": AttendCase(
+        softcap=50.0, scale=1.0, q="first:1.0", k="around:0:4500.0:1.5", v="around:0:0.0:1.0"
+    ),
+    "softcap_and_mask": AttendCase(Tq=3, Tk=17, mask="keep:0:50:k", softcap=3.0, **RANDOM),
+    "alibi": AttendCase(Hq=3, Tq=3, Tk=17, alibi="standard", **RANDOM),
+    "bias": AttendCase(B=2, Hq=2, Tq=2, Tk=17, bias="random:0:2.0:bhqk", **RANDOM),
+    "bias_hides_rows": AttendCase(Tq=2, bias="fill:-inf:rows:0:70:qk", **RANDOM),
+    "sink_logits": AttendCase(Hq=3, Tk=17, sink_logits="random:0:4.0", **RANDOM),
+    "no_queries": AttendCase(Tq=0, **RANDOM),
+    "ring": AttendCase(B=2, Tq=5, Tk=31, causal="positions", positions="ring:0", **RANDOM),
 }
 
 
@@ -321,6 +480,32 @@ def test_declined_cases_need_what_is_declined_and_nothing_undeclared() -> None:
     assert asked == set(s.NEEDING) - {"unequal_lengths"}
 
 
+def test_malformed_cases_spoil_calls_in_every_way() -> None:
+    """Each way is asked for that the features allow, those of scoring among them."""
+    kernel = torch_reference.adapter
+    subject, few = Subject(kernel, "fp32", "cpu"), kernel.capabilities.supports - {"bias"}
+    cases = draw(s.malformed(DOMAINS["torch_reference-cpu"]), 100, seed=0)
+    told = set()
+    for case in cases:
+        call = subject.prepare(case).call
+        what, bad = malformed_call(call, case.at, kernel.capabilities.supports)
+        told.add(what)
+        with pytest.raises((ValueError, IndexError)):
+            check_attend(bad)
+    assert len(told) == 10
+    names = {malformed_call(call, at, few)[0] for at in range(10)}
+    assert len(names) == 9
+    assert not any("bias" in name for name in names)
+
+
+def test_every_feature_that_a_call_can_need_may_be_declined() -> None:
+    """A case is known for each feature that is a call's; kernels read the need off its call."""
+    assert set(s.NEEDING) == set(OPTIONAL) - {"lse"}
+    for feature in set(s.NEEDING) - {"strides"}:  # what a call needs leaves out its layout
+        case = replace(AttendCase(Tq=4, Tk=4, B=1), **s.NEEDING[feature])  # type: ignore[arg-type]
+        assert feature in features_used(toy().prepare(case).call)
+
+
 def test_every_case_prints_and_parses(reached: dict[str, list[AttendCase]]) -> None:
     """Whatever is generated is a literal that parses back."""
     for cases in reached.values():
@@ -352,7 +537,11 @@ def test_the_cost_limit_of_an_interpreted_launch() -> None:
     assert not domain.fits(1, 2, square + 1, square + 1)
 
 
-@pytest.mark.parametrize("name", ["several_requests", "ragged", "ragged_corner", "full_mask"])
+@pytest.mark.parametrize(
+    "name",
+    ["several_requests", "ragged", "ragged_corner", "full_mask", "bias", "row_bias",
+     "bias_minus_infinity", "alibi_ragged"],
+)  # fmt: skip
 def test_batches_stay_batches_where_work_is_scarce(name: str) -> None:
     """A stratum about several requests keeps two of them, whatever a launch may cost."""
     strategy = getattr(s, name)(replace(DOMAINS["interpreted"], steps=2))

@@ -4,9 +4,15 @@ Every mutant must be killed by the law that it names, and every control must pas
 first shows that the suite sees faults, the second that it raises no false alarm.
 """
 
-from kernelassay.impls.mutants import alignment, attention, controls, triton
+from kernelassay.impls.mutants import alignment, attention, controls, relations, scores, triton
 
 __all__ = ["CONTROLS", "MUTANTS"]
 
-MUTANTS = (*attention.MUTANTS, *alignment.MUTANTS, *triton.MUTANTS)
-CONTROLS = controls.CONTROLS
+MUTANTS = (
+    *attention.MUTANTS,
+    *scores.MUTANTS,
+    *alignment.MUTANTS,
+    *relations.MUTANTS,
+    *triton.MUTANTS,
+)
+CONTROLS = (*controls.CONTROLS, *relations.CONTROLS)

@@ -89,7 +89,9 @@ CORNERS = (
     ),
     _mutant(
         name="slots_taken_as_positions",
-        edits=(("        k_position = see.k_positions[:, None, start:stop]\n", "        pass\n"),),
+        edits=(
+            ("\n        k_position = see.k_positions[:, None, start:stop]\n", "\n        pass\n"),
+        ),
         report="A121",
         hides="Until a ring buffer wraps, the slot of a key is its position.",
         law="alignment.visible_set",

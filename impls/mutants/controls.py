@@ -10,6 +10,12 @@ from kernelassay.impls.variants import Variant
 REFERENCE = "kernelassay.impls.torch_reference"
 TRITON = "kernelassay.impls.triton_attention"
 
+_SINK_LATER = (
+    "    if call.scoring.sink_logits is not None:\n"
+    "        m = call.scoring.sink_logits[None, :, None].expand(B, Hq, Tq)\n",
+    "    sink = call.scoring.sink_logits\n    sink = m if sink is None else sink[:, None]\n",
+)
+"""The state starts without a sink; there is one of minus infinity where none is given."""
 _PLAIN = Numerics(l_from_p=False, acc_u=2.0**-24, acc_biased=False, kstep=1, block=64)
 _DTYPES = ("fp16", "bf16", "fp32")
 
@@ -18,9 +24,9 @@ def _with(base: Capabilities, **conventions: Any) -> Capabilities:
     return replace(base, conventions=replace(base.conventions, **conventions))
 
 
-def _without(base: Capabilities, feature: str, *, declined: bool = False) -> Capabilities:
-    declines = base.declines | {feature} if declined else base.declines
-    return replace(base, supports=base.supports - {feature}, declines=declines)
+def _without(base: Capabilities, features: set[str], *, declined: bool = False) -> Capabilities:
+    declines = base.declines | features if declined else base.declines
+    return replace(base, supports=base.supports - features, declines=declines)
 
 
 CONTROLS = (
@@ -30,7 +36,7 @@ CONTROLS = (
         edits=(("torch.where(keep, z, -math.inf)", "torch.where(keep, z + 1, -math.inf)"),),
         report="tinygrad/tinygrad#2425",
         hides="A constant added to a row's scores moves its LSE alone, which is not offered.",
-        capabilities=partial(_without, feature="lse"),
+        capabilities=partial(_without, features={"lse", "sink_logits"}),
     ),
     Variant(
         name="keys_less_their_mean",
@@ -43,7 +49,7 @@ CONTROLS = (
         ),
         report="A44",
         hides="The mean key adds the same to all scores of a row; the LSE is not offered.",
-        capabilities=partial(_without, feature="lse"),
+        capabilities=partial(_without, features={"lse", "sink_logits", "softcap"}),
     ),
     Variant(
         name="empty_rows_are_nan_as_declared",
@@ -74,7 +80,7 @@ CONTROLS = (
         edits=(('see.causal == "top_left"', 'see.causal in ("top_left", "bottom_right")'),),
         report="Dao-AILab/flash-attention#282",
         hides="It knows one corner, says so, and refuses the other.",
-        capabilities=partial(_without, feature="causal.bottom_right", declined=True),
+        capabilities=partial(_without, features={"causal.bottom_right"}, declined=True),
     ),
     Variant(
         name="accumulator_in_fp16_as_declared",
@@ -100,6 +106,56 @@ CONTROLS = (
         report="A61",
         hides="What True means in a mask is a convention.",
         capabilities=partial(_with, mask_polarity="drop"),
+    ),
+    Variant(
+        name="alibi_distance_from_the_next_row",
+        base=REFERENCE,
+        edits=(("- k_position).abs()[:, None]", "- k_position).abs()[:, None] + 1"),),
+        report="vllm-project/vllm#945",
+        hides="Every distance of a row grows by 1: its LSE alone moves, which is not offered.",
+        capabilities=partial(_without, features={"lse", "sink_logits"}),
+    ),
+    Variant(
+        name="softcap_by_an_exponential",
+        base=REFERENCE,
+        edits=(
+            (
+                "scoring.softcap * torch.tanh(z / scoring.softcap)",
+                "scoring.softcap * (1 - 2 / (1 + torch.exp(2 * z / scoring.softcap)))",
+            ),
+        ),
+        report="A92",
+        hides="An exponential that overflows is right in the denominator: the quotient is 0.",
+    ),
+    Variant(
+        name="sink_after_the_last_key",
+        base=REFERENCE,
+        edits=(
+            _SINK_LATER,
+            (
+                "    empty = l == 0\n",
+                "    top = torch.maximum(m, sink).clamp(min=-1e30)\n"
+                "    u, l = u * torch.exp(m - top)[..., None], "
+                "l * torch.exp(m - top) + torch.exp(sink - top)\n"
+                "    m, empty = torch.maximum(m, sink), l == 0\n",
+            ),
+        ),
+        report="Dao-AILab/flash-attention#2752",
+        hides="The sink is one more term of the sum, and may come last as well as first.",
+    ),
+    Variant(
+        name="sink_as_a_gate",
+        base=REFERENCE,
+        edits=(
+            _SINK_LATER,
+            (
+                "    return out.to(q.dtype), lse\n",
+                "    out = out * torch.sigmoid(lse - sink).nan_to_num(0.0)[..., None]\n"
+                "    return out.to(q.dtype), torch.logaddexp(lse, sink)\n",
+            ),
+        ),
+        report="pytorch/torchtitan#2211",
+        hides="exp(lse) / (exp(lse) + exp(sink)) is a sigmoid: the same softmax in other words.",
     ),
     Variant(
         name="triton_tile_for_decode_as_declared",

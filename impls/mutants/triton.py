@@ -5,12 +5,20 @@ group or query count breaks its word, though every answer lies within the budget
 makes a served model's answers depend on who else is being served.
 """
 
+from dataclasses import replace
 from functools import partial
 
+from kernelassay.impls.contract import Capabilities
 from kernelassay.impls.variants import Variant
+
+
+def _without_windows(base: Capabilities) -> Capabilities:
+    return replace(base, supports=base.supports - _WINDOWS, declines=_WINDOWS)
+
 
 _mutant = partial(Variant, base="kernelassay.impls.triton_attention")
 _TILE = "BLOCK_N=BLOCK_N,"
+_WINDOWS = frozenset(("window", "sink_tokens"))
 _VALUE = ("attention.value",)
 
 LAUNCH = (
@@ -57,12 +65,10 @@ LAUNCH = (
     _mutant(
         name="triton_window_ignored",
         edits=(
-            (
-                "        refuse_unsupported(self.name, self.capabilities, call)\n",
-                "        if call.visibility.window == (None, None):\n"
-                "            refuse_unsupported(self.name, self.capabilities, call)\n",
-            ),
+            ("        refuse_unsupported(self.name, self.capabilities, call)\n", ""),
+            ("for n in see.window)", "for n in (None, None))"),
         ),
+        capabilities=_without_windows,
         report="A31",
         hides="The caller believes that the window was applied; up to its length all is right.",
         law="attention.declines",
@@ -123,7 +129,7 @@ KERNEL = (
     ),
     _mutant(
         name="triton_log2e_is_1_44",
-        edits=(("call.softmax_scale * math.log2(math.e)", "call.softmax_scale * 1.44"),),
+        edits=(("tl.exp(z - m_safe[:, None])", "tl.exp2((z - m_safe[:, None]) * 1.44)"),),
         report="A139",
         hides="Scores 0.2 % too small: every tolerance of 1e-2 lets it pass.",
         law="attention.exact_dyadic",
@@ -139,10 +145,10 @@ KERNEL = (
         name="triton_tiles_of_a_square",
         edits=(
             (
-                "end = tl.max(limit, 0)\n",
-                "end = tl.max(limit, 0)\n"
-                "    if corner == 1:\n"
-                "        end = tl.minimum(end, row_tiles * BLOCK_M)\n",
+                "end = tl.max(high, 0) + 1\n",
+                "end = tl.max(high, 0) + 1\n"
+                "        if right == 0:\n"
+                "            end = tl.minimum(end, row_tiles * BLOCK_M)\n",
             ),
         ),
         report="A14",
@@ -153,9 +159,8 @@ KERNEL = (
         name="triton_length_rounded_up",
         edits=(
             (
-                "length = tl.load(LENGTHS + b * len_b).to(tl.int32)\n",
-                "length = tl.load(LENGTHS + b * len_b).to(tl.int32)\n"
-                "    length = tl.minimum(tl.cdiv(length, BLOCK_N) * BLOCK_N, Tk)\n",
+                "else see.lengths\n",
+                "else ((see.lengths + BLOCK_N - 1) // BLOCK_N * BLOCK_N).clamp(max=Tk)\n",
             ),
         ),
         report="A106",

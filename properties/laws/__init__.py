@@ -4,7 +4,24 @@ from kernelassay.properties.laws import (  # isort: skip
     values,
     independence,
     conduct,
+    extent,
+    equivalents,
+    relations,
+    exactly,
+    sequences,
     alignment,
+    edges,
 )
 
-__all__ = ["alignment", "conduct", "independence", "values"]
+__all__ = [
+    "alignment",
+    "conduct",
+    "edges",
+    "equivalents",
+    "exactly",
+    "extent",
+    "independence",
+    "relations",
+    "sequences",
+    "values",
+]

@@ -37,7 +37,12 @@ from kernelassay.properties.subject import Attended, Subject
         "windows": s.reading(s.windows),
         "more_queries": s.reading(s.more_queries),
         "masked_rows": s.reading(s.masked_rows),
+        "softcap_and_mask": s.reading(s.softcap_and_mask),
+        "bias_minus_infinity": s.reading(s.bias_minus_infinity),
+        "ring": s.reading(s.ring),
+        "ring_windows": s.reading(s.ring_windows),
     },
+    weight=1.25,  # so many strata
 )
 def visible_set(subject: Subject, case: AttendCase) -> None:
     tensors = logical(case, subject.dtype, subject.place)
@@ -134,11 +139,11 @@ def causal_corner(subject: Subject, case: AttendCase) -> None:
     "alignment.decode_is_last_row",
     "Decoding the last token alone gives the last row of the prefill.",
     requires=["causal.bottom_right", "unequal_lengths"],
-    strata={"prefill": s.prefill},
+    strata={"prefill": s.prefill, "scoring": s.with_scoring(s.prefill)},
 )
 def decode_is_last_row(subject: Subject, case: AttendCase) -> None:
     tensors = logical(case, subject.dtype, subject.place)
-    step = replace(tensors, q=tensors.q[:, :, -1:])
+    step = chunk_of(tensors, case.Tq - 1, case.Tq)
     agree(
         subject,
         "the last query was decoded alone",
@@ -152,7 +157,7 @@ def decode_is_last_row(subject: Subject, case: AttendCase) -> None:
     "alignment.chunked_is_whole",
     "A prefill in two chunks gives what it gives in one.",
     requires=["causal.bottom_right", "unequal_lengths"],
-    strata={"prefill": s.prefill},
+    strata={"prefill": s.prefill, "scoring": s.with_scoring(s.prefill)},
 )
 def chunked_is_whole(subject: Subject, case: AttendCase) -> None:
     tensors = logical(case, subject.dtype, subject.place)
@@ -175,6 +180,7 @@ def chunked_is_whole(subject: Subject, case: AttendCase) -> None:
     strata={
         "bottom_right": s.with_future(s.corner("bottom_right")),
         "top_left": s.with_future(s.corner("top_left")),
+        "scoring": s.with_future(s.with_scoring(s.corner("bottom_right"))),
     },
 )
 def no_future(subject: Subject, case: AttendCase) -> None:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from kernelassay.impls.contract import AttendCall, Capabilities, Unsupported
+from kernelassay.impls.contract import AttendCall, Capabilities, Scoring, Unsupported
 from kernelassay.properties import strata as s
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.domain import domain_of, lacking
@@ -25,6 +26,10 @@ from kernelassay.properties.subject import Subject
         "masked_rows": s.masked_rows,
         "more_queries": s.more_queries,
         "no_keys": s.no_keys,
+        "no_queries": s.no_queries,
+        "value_size": s.value_size,
+        "bias": s.bias,
+        "sink_logits": s.sink_logits,
         "plain": s.plain,
         **s.views,
     },
@@ -99,7 +104,7 @@ def declines(subject: Subject, case: AttendCase) -> None:
     strata={"malformed": s.malformed},
 )
 def validates(subject: Subject, case: AttendCase) -> None:
-    what, call = malformed_call(subject.prepare(case).call, case.at)
+    what, call = malformed_call(subject.prepare(case).call, case.at, subject.capabilities.supports)
     try:
         subject.answer(call)
     except (Unsupported, Raised):
@@ -110,11 +115,13 @@ def validates(subject: Subject, case: AttendCase) -> None:
     )
 
 
-def malformed_call(call: AttendCall, which: int) -> tuple[str, AttendCall]:
-    """What is wrong with the call, and the call."""
+def malformed_call(
+    call: AttendCall, which: int, supports: frozenset[str] = frozenset()
+) -> tuple[str, AttendCall]:
+    """What is wrong with the call, and the call; one of those that *supports* allows to ask."""
     q, k, v = call.q, call.k, call.v
     other = torch.float64 if q.dtype != torch.float64 else torch.float32
-    table = {
+    table: dict[str, dict[str, Any]] = {
         "q has three dimensions": {"q": q[0]},
         "k has one key less than v": {"k": k[:, :, :-1]},
         "q and k differ in head size": {"k": k[..., :-1]},
@@ -126,5 +133,23 @@ def malformed_call(call: AttendCall, which: int) -> tuple[str, AttendCall]:
             "v": v[:, :1].expand(-1, 2, -1, -1),
         },
     }
+    table |= {
+        what: {"scoring": scoring}
+        for feature, what, scoring in _malformed_scorings(call)
+        if feature in supports
+    }
     what = list(table)[which % len(table)]
-    return what, replace(call, **table[what])  # type: ignore[arg-type]
+    return what, replace(call, **table[what])
+
+
+def _malformed_scorings(call: AttendCall) -> list[tuple[str, str, Scoring]]:
+    """(the feature it is about, what is wrong with it, the scoring)."""
+    Hq, Tq, Tk = call.q.shape[1], call.q.shape[2], call.k.shape[2]
+    one_more = call.q.new_zeros(Hq + 1, dtype=torch.float32)
+    bias = call.q.new_zeros(1, 1, Tq + 1, Tk)
+    return [
+        ("softcap", "the soft cap is 0", Scoring(softcap=0.0)),
+        ("alibi", f"{Hq + 1} slopes for Hq={Hq}", Scoring(alibi=one_more)),
+        ("bias", f"a bias of {Tq + 1} queries for Tq={Tq}", Scoring(bias=bias)),
+        ("sink_logits", f"{Hq + 1} sinks for Hq={Hq}", Scoring(sink_logits=one_more)),
+    ]

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from kernelassay.impls.contract import Visibility
 from kernelassay.oracle.budget import Budget
+from kernelassay.oracle.scoring import offsets
 from kernelassay.properties.failures import Different
 from kernelassay.properties.inputs import Logical
-from kernelassay.properties.judge import difference, judge_lse, judge_out, seen_by
+from kernelassay.properties.judge import difference, judge_lse, judge_out, seen_by, shape_of
 from kernelassay.properties.memory import same_bits
 from kernelassay.properties.subject import Attended, Subject
 
@@ -48,35 +51,62 @@ def rows_of(answer: Attended, start: int, stop: int) -> Attended:
 
 
 def row_alone(tensors: Logical, row: int) -> Logical:
-    """Query *row* alone, what it sees as an explicit mask."""
+    """Query *row* alone, what it sees as an explicit mask, what is added to scores as a bias."""
     one = slice(row, row + 1)
     seen = seen_by(tensors)[:, :, one]
-    return replace(tensors, q=tensors.q[:, :, one], visibility=Visibility(mask=seen))
+    scoring, shape = tensors.scoring, shape_of(tensors)
+    added = offsets(scoring, tensors.visibility, shape, tensors.q.device)
+    bias = None if added is None else added.expand(shape)[:, :, one]
+    return replace(
+        tensors,
+        q=tensors.q[:, :, one],
+        visibility=Visibility(mask=seen),
+        scoring=replace(scoring, alibi=None, bias=bias),
+    )
+
+
+def _part(x: Tensor | None, axis: int, part: slice) -> Tensor | None:
+    """The part of a mask or bias along an axis that it may be broadcast over."""
+    if x is None or x.shape[axis] == 1:
+        return x
+    index = [slice(None)] * 4
+    index[axis] = part
+    return x[tuple(index)]
 
 
 def request(tensors: Logical, b: int) -> Logical:
     """Request *b* alone."""
     vis = tensors.visibility
-    mask = vis.mask
-    if mask is not None and mask.shape[0] > 1:
-        mask = mask[b : b + 1]
     one = slice(b, b + 1)
     alone = replace(
         vis,
-        mask=mask,
+        mask=_part(vis.mask, 0, one),
         lengths=None if vis.lengths is None else vis.lengths[one],
         q_positions=None if vis.q_positions is None else vis.q_positions[one],
         k_positions=None if vis.k_positions is None else vis.k_positions[one],
     )
-    return replace(tensors, q=tensors.q[one], k=tensors.k[one], v=tensors.v[one], visibility=alone)
+    return replace(
+        tensors,
+        q=tensors.q[one],
+        k=tensors.k[one],
+        v=tensors.v[one],
+        visibility=alone,
+        scoring=replace(tensors.scoring, bias=_part(tensors.scoring.bias, 0, one)),
+    )
 
 
 def chunk_of(tensors: Logical, start: int, stop: int) -> Logical:
     """Queries start..stop with the keys up to the last one that they may see (bottom-right)."""
     Tq, Tk = tensors.q.shape[2], tensors.k.shape[2]
     last = Tk - Tq + stop
+
+    def part(x: Tensor | None) -> Tensor | None:
+        return _part(_part(x, 2, slice(start, stop)), 3, slice(0, last))
+
     return replace(
         tensors,
+        visibility=replace(tensors.visibility, mask=part(tensors.visibility.mask)),
+        scoring=replace(tensors.scoring, bias=part(tensors.scoring.bias)),
         q=tensors.q[:, :, start:stop],
         k=tensors.k[:, :, :last],
         v=tensors.v[:, :, :last],

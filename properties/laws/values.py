@@ -40,8 +40,19 @@ from kernelassay.properties.subject import Subject
         "positions": s.positions,
         "long_sums": s.long_sums,
         "nonpositive_scale": s.nonpositive_scale,
+        "softcap": s.softcap,
+        "softcap_and_mask": s.softcap_and_mask,
+        "softcap_and_bias": s.softcap_and_bias,
+        "alibi": s.alibi,
+        "alibi_positions": s.alibi_positions,
+        "bias": s.bias,
+        "bias_and_minus_infinity": s.bias_and_minus_infinity,
+        "sink_logits": s.sink_logits,
+        "value_size": s.value_size,
+        "equal_values": s.equal_values,
         "plain": s.plain,
     },
+    weight=2.0,  # so many strata: two cases of each at the least level
 )
 def value(subject: Subject, case: AttendCase) -> None:
     answer = subject.attend(case)
@@ -62,6 +73,10 @@ def value(subject: Subject, case: AttendCase) -> None:
         "first_tile_masked": s.first_tile_masked,
         "scores_falling": s.scores_falling,
         "one_hot_softmax": s.one_hot_softmax,
+        "softcap_far": s.softcap_far,
+        "bias_far_below": s.bias_far_below,
+        "bias_far_above": s.bias_far_above,
+        "sink_far": s.sink_far,
     },
 )
 def extreme_scores(subject: Subject, case: AttendCase) -> None:
@@ -80,6 +95,13 @@ def extreme_scores(subject: Subject, case: AttendCase) -> None:
         "boolean_mask": s.boolean_mask,
         "ragged": s.ragged,
         "decode": s.decode,
+        "softcap": s.softcap,
+        "alibi": s.alibi,
+        "alibi_ragged": s.alibi_ragged,
+        "row_bias": s.row_bias,
+        "bias_minus_infinity": s.bias_minus_infinity,
+        "sink_logits": s.sink_logits,
+        "sink_far": s.sink_far,
     },
 )
 def lse(subject: Subject, case: AttendCase) -> None:
@@ -154,6 +176,8 @@ def _quotients(tensors: Logical, exponents: Tensor) -> tuple[Tensor, Tensor]:
         "ragged": s.ragged,
         "empty_row": s.rows_before_keys,
         "all_rows_empty": s.nothing_visible,
+        "bias_hides_rows": s.bias_hides_rows,
+        "sink_of_empty_rows": s.sink_of_empty_rows,
     },
 )
 def empty_rows(subject: Subject, case: AttendCase) -> None:

@@ -9,7 +9,7 @@ from kernelassay.properties.content import bits_per_column
 from kernelassay.properties.domain import Domain, lacking
 from kernelassay.properties.memory import VIEWS
 from kernelassay.properties.schemes import generic
-from kernelassay.properties.shapes import masked, shapes
+from kernelassay.properties.shapes import masked, scored, shapes
 from kernelassay.properties.strata.base import Strategy, Stratum, requires, stratum
 
 
@@ -18,7 +18,7 @@ def several_requests(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Two or three requests, one of them looked at."""
     several, heads = st.sampled_from([2, 3]), domain.heads()[:4]
     case = draw(shapes(domain, B=several, heads=heads, long=True, fewest=2))
-    case = draw(masked(domain, case))
+    case = draw(scored(domain, draw(masked(domain, case))))
     return draw(generic(domain, replace(case, at=draw(st.integers(0, 2)))))
 
 
@@ -26,7 +26,7 @@ def several_requests(draw: st.DrawFn, domain: Domain) -> AttendCase:
 def several_rows(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """At least two query rows, one of them looked at."""
     case = draw(shapes(domain, Tq=st.sampled_from([2, 3, 5, 17, 33])))
-    case = draw(masked(domain, case))
+    case = draw(scored(domain, draw(masked(domain, case))))
     return draw(generic(domain, replace(case, at=draw(st.integers(0, 32)))))
 
 
@@ -46,6 +46,21 @@ views = {f"view_{name}": view(name) for name in VIEWS[1:]}
 """Label -> stratum, for each view that is not contiguous."""
 
 
+def far(axis: int) -> Stratum:
+    """Requests (0), heads (1) or tokens (2) that a law lays far apart; `at` says which."""
+
+    @requires("strides")
+    @stratum
+    def build(draw: st.DrawFn, domain: Domain) -> AttendCase:
+        several, tokens = draw(st.sampled_from([2, 3])), draw(st.sampled_from([5, 2, 33]))
+        B, H = (several, 1) if axis == 0 else (1, several if axis == 1 else 1)
+        T = max(domain.min_keys, tokens)
+        D = draw(st.sampled_from(domain.head_sizes))
+        return draw(generic(domain, AttendCase(B=B, Hq=H, Hkv=H, Tq=T, Tk=T, D=D, at=axis)))
+
+    return build
+
+
 @requires("causal.bottom_right", "unequal_lengths")
 @stratum
 def prefill(draw: st.DrawFn, domain: Domain) -> AttendCase:
@@ -59,16 +74,21 @@ def prefill(draw: st.DrawFn, domain: Domain) -> AttendCase:
 
 
 def reading(inner: Stratum) -> Stratum:
-    """The same visibility with equal scores and values that spell the key's number."""
+    """The same visibility with equal scores and values that spell the key's number.
+
+    A soft cap leaves equal scores equal; of a bias only what hides is kept.
+    """
+
+    def equal(case: AttendCase) -> AttendCase:
+        hiding = [x for x in (case.bias or "").split(";") if x.startswith("fill:-inf")]
+        return replace(case, q="zeros", k="zeros", scale=None, bias=";".join(hiding) or None)
 
     def build(domain: Domain) -> Strategy | None:
         strategy = inner(domain)
         width, D = bits_per_column(domain.out), max(domain.head_sizes)  # fewest launches
         if strategy is None:
             return None
-        return strategy.map(
-            lambda c: replace(c, D=D, q="zeros", k="zeros", v=f"bits:0:{width}", scale=None)
-        )
+        return strategy.map(lambda case: replace(equal(case), D=D, v=f"bits:0:{width}"))
 
     return build
 
@@ -99,6 +119,13 @@ NEEDING: dict[str, dict[str, object]] = {
     "mask": {"mask": "keep:1:50:k"},
     "gqa": {"Hq": 2},
     "no_keys": {"Tk": 0},
+    "no_queries": {"Tq": 0},
+    "value_size": {"Dv": 7},
+    "softcap": {"softcap": 2.0},
+    "alibi": {"alibi": "standard"},
+    "bias": {"bias": "random:4:1.0:qk"},
+    "bias.minus_infinity": {"bias": "fill:-inf:suffix:1"},
+    "sink_logits": {"sink_logits": "level:0.0"},
     "more_queries": {"Tq": 7},
     "unequal_lengths": {"Tq": 3},
     "scale": {"scale": 0.3},
@@ -123,4 +150,4 @@ def malformed(draw: st.DrawFn, domain: Domain) -> AttendCase:
     Tk = max(5, domain.min_keys)
     Tq = 3 if domain.has("unequal_lengths") else Tk
     case = AttendCase(Tq=Tq, Tk=Tk, D=domain.head_sizes[0], q="random:1", k="random:2")
-    return replace(case, v="random:3", at=draw(st.integers(0, 5)))
+    return replace(case, v="random:3", at=draw(st.integers(0, 9)))

@@ -19,7 +19,7 @@ from kernelassay.properties.schemes import (
     spots,
 )
 from kernelassay.properties.shapes import SEEDS, masked, shapes
-from kernelassay.properties.strata.base import requires, stratum
+from kernelassay.properties.strata.base import Strategy, requires, stratum
 
 
 @stratum
@@ -53,6 +53,36 @@ def padded_head(draw: st.DrawFn, domain: Domain) -> AttendCase:
     sizes = [n for n in domain.head_sizes if n & (n - 1)] or [max(domain.head_sizes)]
     made = draw(generic(domain, replace(case, D=draw(st.sampled_from(sizes)))))
     return replace(made, scale=None)
+
+
+@requires("value_size")
+def value_size(domain: Domain) -> Strategy | None:
+    """Values of another size than keys, either way round, where there are two; default scale."""
+    return None if len(domain.head_sizes) < 2 else _value_size(domain)
+
+
+@st.composite
+def _value_size(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    case = draw(shapes(domain, long=True))
+    sizes = draw(st.permutations(domain.head_sizes))
+    case = draw(generic(domain, replace(case, causal=draw(st.sampled_from(domain.corners)))))
+    return replace(case, D=sizes[0], Dv=sizes[1], scale=None)
+
+
+@requires("no_queries", "unequal_lengths")
+@stratum
+def no_queries(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """Tq = 0: there is nothing to compute, and an output of that shape."""
+    case = draw(shapes(domain))
+    case = replace(case, Tq=0, causal=draw(st.sampled_from(domain.corners)))
+    return draw(generic(domain, case))
+
+
+@stratum
+def equal_values(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """Every value is the same number, and so is the output: only the weights' sum can be wrong."""
+    case = draw(generic(domain, draw(masked(domain, draw(shapes(domain, long=True))))))
+    return replace(case, v=f"level:{draw(st.sampled_from([1.5, -3.0, 300.0]))}")
 
 
 @requires("unequal_lengths")

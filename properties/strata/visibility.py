@@ -151,6 +151,33 @@ def positions(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, replace(case, causal="positions", positions=recipe)))
 
 
+@requires("causal.positions")
+@stratum
+def ring(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """Keys stored in any order, as in a ring buffer that wrapped; over two key tiles."""
+    B, heads, Tq = st.sampled_from([2, 1]), [(1, 1), (2, 2)], st.sampled_from([5, 17, 33])
+    case = draw(shapes(domain, B=B, heads=heads, Tq=Tq, long=True))
+    if domain.has("unequal_lengths"):
+        most = domain.most_keys(case.B, case.Hq, case.Tq)
+        case = replace(case, Tk=max(case.Tk, min(2 * min(domain.tiles) - 1, most)))
+    recipe = f"ring:{draw(SEEDS)}"
+    return draw(generic(domain, replace(case, causal="positions", positions=recipe)))
+
+
+@requires("causal.positions", "window", "sink_tokens")
+def ring_windows(domain: Domain) -> Strategy | None:
+    """In such an order a window counts positions, and sink tokens are the first in memory."""
+    strategy = ring(domain)
+    if strategy is None:
+        return None
+    return st.builds(
+        lambda case, left, sinks: replace(case, window=(left, None), sinks=sinks),
+        strategy,
+        st.sampled_from([1, 0, 7]),
+        st.sampled_from([4, 1]),
+    )
+
+
 def corner(name: str) -> Stratum:
     """A causal corner with Tq and Tk apart; the content tells keys apart."""
 
@@ -198,14 +225,21 @@ def unseen_by_length(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, replace(case, lengths=tuple(lengths), causal=causal)))
 
 
-@requires("mask")
-@stratum
-def unseen_by_mask(draw: st.DrawFn, domain: Domain) -> AttendCase:
-    """Keys that a mask hides from every query."""
+def unseen_by_mask(domain: Domain) -> Strategy | None:
+    """Keys that a mask, or a bias of minus infinity, hides from every query."""
+    fields = ["mask"] * domain.has("mask")
+    fields += ["bias"] * domain.has("bias", "bias.minus_infinity")
+    return _unseen_by_mask(domain, fields) if fields else None
+
+
+@st.composite
+def _unseen_by_mask(draw: st.DrawFn, domain: Domain, fields: list[str]) -> AttendCase:
     case = draw(shapes(domain, long=True))
     cut = draw(st.integers(1, case.Tk - 1))
     mask = draw(st.sampled_from([f"prefix:{cut}", f"suffix:{cut}", f"keep:{draw(SEEDS)}:50:k"]))
-    return draw(generic(domain, replace(case, mask=mask)))
+    if draw(st.sampled_from(fields)) == "mask":
+        return draw(generic(domain, replace(case, mask=mask)))
+    return draw(generic(domain, replace(case, bias=f"fill:-inf:{mask}")))
 
 
 @requires("causal.top_left", "unequal_lengths")
