@@ -1,7 +1,8 @@
 """Compile every bundled Triton kernel and every Triton mutant for GPUs that need not be present.
 
-The interpreter runs kernels that no compiler accepts (a name assigned only inside a loop, say), so
-a machine without a GPU compiles as well as interprets. Usage: ci/compile [target ...]
+The interpreter runs kernels that no compiler accepts (a name assigned only inside a loop, say),
+and knows no limit of shared memory, so a machine without a GPU compiles as well as interprets.
+Mutants are compiled for the first target alone. Usage: ci/compile [target ...]
 """
 
 import sys
@@ -13,7 +14,14 @@ from multiprocessing import get_context
 from typing import Any
 
 KERNELS = ("triton_attention",)  # modules of kernelassay.impls with compile_specs()
-TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
+TARGETS = {
+    "sm_90": ("cuda", 90, 32),
+    "sm_80": ("cuda", 80, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+KIB = {"sm_90": 227, "sm_80": 99, "sm_100": 227, "gfx942": 64}
+"""Shared memory of a program; of the family of sm_80, what the smallest, sm_86, has."""
 PROCESSES = 2
 
 Spec = tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]
@@ -39,13 +47,13 @@ def triton_mutants() -> Iterator[Any]:
 
 
 def jobs(targets: list[str]) -> Iterator[Job]:
-    """Every spec of the bundled kernels and the last spec of each mutant, for each target."""
+    """Every spec of the bundled kernels for each target, the last spec of each mutant for one."""
     for target in targets:
         for name in KERNELS:
             for number in range(len(specs_of(name))):
                 yield name, number, target
-        for mutant in triton_mutants():
-            yield mutant.name, -1, target
+    for mutant in triton_mutants():
+        yield mutant.name, -1, targets[0]
 
 
 def compile_one(job: Job) -> tuple[Job, str, float]:
@@ -59,7 +67,10 @@ def compile_one(job: Job) -> tuple[Job, str, float]:
     try:
         kernel, signature, constexprs, options = specs_of(name)[number]
         source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
-        triton_compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+        made = triton_compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+        if (takes := made.metadata.shared) > (limit := KIB[target] * 1024):
+            error = f"{takes} bytes of shared memory; {target} has {limit}: take smaller tiles"
+            return job, error, time.perf_counter() - began
     except Exception as error:  # whatever a compiler raises is the answer
         return job, f"{type(error).__name__}: {error}", time.perf_counter() - began
     return job, "", time.perf_counter() - began

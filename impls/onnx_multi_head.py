@@ -31,7 +31,8 @@ class MultiHeadAttention:
     capabilities: Capabilities
     numerics: Numerics
     literal: bool = False
-    """whether `unidirectional` stands for every corner, not only for those that it can mean."""
+    """whether `unidirectional` stands for the top-left corner with Tq < Tk, too. It is not that:
+    the last query sees every key (docs/findings.md). Otherwise a mask stands for it."""
     needs: tuple[str, ...] = ("onnx", "onnxruntime")
 
     def attend(self, call: AttendCall) -> AttendResult:
@@ -42,7 +43,7 @@ class MultiHeadAttention:
         low, ragged = see.causal == "bottom_right", see.lengths is not None
         if low and Tq < Tk and Dv == D and not ragged:
             past = Tk - Tq
-        elif causal and (Tq < Tk or (low and (Tq > Tk or ragged))) and not self.literal:
+        elif (low and (Tq != Tk or ragged)) or (causal and Tq < Tk and not self.literal):
             keep, causal = causal_mask(call), False
         padding: Tensor | None = None if see.lengths is None else see.lengths.int()
         if keep is not None and padding is None and (keep.ndim < 3 or keep.shape[-3] == 1):

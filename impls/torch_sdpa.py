@@ -3,7 +3,8 @@
 Without a pin PyTorch picks a backend by shape, so that a suite of small cases may never meet the
 one that serves. What each backend takes was read from its refusals (2.6 to 2.13); `is_causal`
 means the top-left corner whatever Tq and Tk, so the bottom-right one goes through a boolean mask,
-where a backend takes masks.
+where a backend takes masks. There is one argument for mask and bias: beside a bias, what a corner
+or a mask hides becomes -inf in it.
 """
 
 import warnings
@@ -71,28 +72,45 @@ class Sdpa:
 
     def _arguments(self, call: AttendCall) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """k, v and the arguments that say who sees what; views of k and v, never copies."""
-        see = call.visibility
+        see, bias = call.visibility, call.scoring.bias
         Tq, Tk = call.q.shape[2], call.k.shape[2]
-        if see.causal == "none" and see.mask is None:
-            return call.k, call.v, {}
-        if see.mask is None and (see.causal == "top_left" or Tq == Tk):
+        by_flag = see.causal == "top_left" or (see.causal == "bottom_right" and Tq == Tk)
+        if by_flag and see.mask is None and bias is None:
             keys = slice(None)
             if "mask" not in self.capabilities.supports:
                 keys = slice(0, Tq)  # CUDA's flash backend takes squares; no query sees the rest
             return call.k[:, :, keys], call.v[:, :, keys], {"is_causal": True}
-        keep = torch.ones((Tq, Tk), dtype=torch.bool, device=call.q.device)
-        if see.causal != "none":
-            keep = keep.tril(Tk - Tq if see.causal == "bottom_right" else 0)
-        if see.mask is not None:
-            keep = keep & see.mask
-        return call.k, call.v, {"attn_mask": keep[(None,) * (4 - keep.ndim)]}
+        mask = _mask(call)
+        return call.k, call.v, {} if mask is None else {"attn_mask": mask}
+
+
+def _mask(call: AttendCall) -> Tensor | None:
+    """Corner, mask and bias of *call* in one tensor of four axes: boolean without a bias."""
+    see, bias = call.visibility, call.scoring.bias
+    Tq, Tk = call.q.shape[2], call.k.shape[2]
+    keep = see.mask
+    if see.causal != "none":
+        corner = torch.ones((Tq, Tk), dtype=torch.bool, device=call.q.device)
+        corner = corner.tril(Tk - Tq if see.causal == "bottom_right" else 0)
+        keep = corner if keep is None else keep & corner
+    mask = keep if bias is None else bias
+    if keep is not None and bias is not None:
+        mask = torch.where(keep, bias, float("-inf"))
+    return None if mask is None else mask[(None,) * (4 - mask.ndim)]
 
 
 # NEVER: what scaled_dot_product_attention has no argument for, or does not return.
-NEVER = frozenset(("lse", "causal.positions", "window", "sink_tokens", "lengths"))
+NEVER = frozenset(
+    (
+        "lse", "causal.positions", "window", "sink_tokens", "lengths",
+        "softcap", "alibi", "sink_logits",
+    )
+)  # fmt: skip
 # The fused backends need D innermost and take other views: declared neither way.
 FUSED = frozenset(FEATURES) - NEVER - {"strides"}
-SQUARE = frozenset(("causal.bottom_right", "mask", "more_queries", "no_keys"))
+SQUARE = frozenset(("causal.bottom_right", "mask", "more_queries"))
+BIAS = frozenset(("bias", "bias.minus_infinity"))
+EMPTY = frozenset(("no_keys", "no_queries"))  # CUDA's fused backends want at least one of each
 LAYOUTS = ("BHTD", "BTHD")
 
 # Read off the CPU's bits: 16-bit inputs become fp32, sqrt(scale) multiplies q and k there, the
@@ -133,8 +151,8 @@ flash = Sdpa(
         dtypes=("fp16", "bf16"),
         head_sizes=(16, 32, 64, 80, 128, 256),
         layouts=LAYOUTS,
-        supports=FUSED - SQUARE,
-        declines=NEVER | SQUARE,
+        supports=FUSED - SQUARE - BIAS - EMPTY - {"value_size"},
+        declines=NEVER | SQUARE | BIAS | EMPTY | {"value_size"},
     ),
     numerics=dict.fromkeys(("fp16", "bf16"), Numerics(l_from_p=False)),
 )
@@ -154,8 +172,8 @@ flash_cpu = Sdpa(
         head_sizes=(1, 8, 16, 32, 64, 80, 128, 256),
         layouts=LAYOUTS,
         tiles=(16, 32, 64, 128, 256, 512),
-        supports=FUSED,
-        declines=NEVER,
+        supports=FUSED - {"value_size"},
+        declines=NEVER | {"value_size"},
     ),
     numerics=dict.fromkeys(("fp16", "bf16", "fp32"), _CPU_FLASH),
 )
@@ -169,8 +187,8 @@ efficient = Sdpa(
         dtypes=("fp16", "bf16", "fp32"),
         head_sizes=(16, 32, 64, 80, 128, 256),
         layouts=LAYOUTS,
-        supports=FUSED - {"gqa", "no_keys"},
-        declines=NEVER | {"gqa", "no_keys"},
+        supports=FUSED - EMPTY - {"gqa"},
+        declines=NEVER | EMPTY | {"gqa"},
     ),
     # fp32: each operand is split into two tf32 numbers, three products are added.
     numerics={
@@ -190,8 +208,8 @@ cudnn = Sdpa(
         head_sizes=(16, 32, 64, 80, 128),
         layouts=LAYOUTS,
         min_keys=2,  # PyTorch's own check: "key/value sequence length 1"
-        supports=FUSED - {"no_keys"},
-        declines=NEVER | {"no_keys"},
+        supports=FUSED - EMPTY,
+        declines=NEVER | EMPTY,
     ),
     numerics=dict.fromkeys(("fp16", "bf16"), Numerics()),
 )

@@ -32,6 +32,8 @@ PLAIN = frozenset(
         "attention.exact_counting",
         "attention.exact_dyadic",
         "attention.empty_rows",
+        "attention.hull",
+        "attention.integer_masses",
         "alignment.causal_corner",
         "alignment.visible_set",
     }
@@ -77,8 +79,10 @@ def _head(
     makers = sorted(set(re.findall(r"\b(?:\w+_)?content(?=\()", "\n".join(body))))
     if not plain or makers:
         yield "from kernelassay.properties.case import AttendCase"
-    if makers:
-        yield f"from kernelassay.properties.content import {', '.join(makers)}"
+    if "content" in makers:
+        yield "from kernelassay.properties.content import content"
+    if beside := [name for name in makers if name != "content"]:
+        yield f"from kernelassay.properties.content_terms import {', '.join(beside)}"
     yield from _kernel(spec, str(record["kernel"]))
     yield ""
 

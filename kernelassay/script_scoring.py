@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kernelassay.oracle.formats import format_of
 from kernelassay.properties.case import AttendCase
-from kernelassay.properties.content import alibi_content, sink_content
+from kernelassay.properties.content_terms import alibi_content, sink_content
 from kernelassay.script_visibility import places
 
 KEYS = "torch.arange(Tk, device=device).view(1, 1, 1, Tk)"

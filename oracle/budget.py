@@ -11,6 +11,9 @@ are added as they are:
 with E the mean score error (Jensen's bound on the perturbed denominator). *generic* is for q, k
 and v from a continuous generator; with few distinct scores, as in shrunk cases, cast errors repeat
 and only the rigorous form holds. Overflow is never budgeted: an infinity is a fault.
+
+Soft cap, ALiBi, bias and sinks change the scores (`budget_scores`). A sink is a key more, with a
+score of its own and the value 0, that meets no cast and no product (`budget_rows`).
 """
 
 import math
@@ -49,7 +52,8 @@ At = tuple[slice, slice, slice, slice]
 class Budget:
     """The oracle's values and what may be off. All float64, LSE in natural logarithms.
 
-    A row that sees no key has out 0, lse -inf and allowances from the final roundings alone.
+    A row that sees no key has out 0, lse -inf (or the sink's logit) and allowances from the final
+    roundings alone.
     """
 
     out: Tensor  # [B, Hq, Tq, Dv]
@@ -76,7 +80,7 @@ def attention_budget(
     generic: bool,
     softcap: float | None = None,
     offset: Tensor | None = None,  # broadcastable to [B, Hq, Tq, Tk], -inf hides
-    alibi: Tensor | None = None,  # that part of the offset which is a slope times a distance
+    alibi: Tensor | None = None,  # likewise: the part of *offset* that is slope times distance
     sink_logits: Tensor | None = None,  # [Hq]
 ) -> Budget:
     """Attention in float64 and the error that *numerics* allow each element, on q's device.
@@ -85,16 +89,15 @@ def attention_budget(
     uses KV head h // (Hq / Hkv). What no query sees is not read, NaN and infinities included.
     """
     (B, Hq, Tq, D), (Hkv, Tk, Dv) = q.shape, v.shape[1:]
-    G = Hq // max(Hkv, 1)
-    inp = FORMATS.get(name_of(q.dtype), FORMATS["fp64"])
+    G, inp = Hq // max(Hkv, 1), FORMATS.get(name_of(q.dtype), FORMATS["fp64"])
     numerics = numerics.resolved(inp.name)
     if offset is not None:
         visible = visible & (offset != -torch.inf)
     visible = _grouped(visible.expand(B, Hq, Tq, Tk), Hkv)
     changes = _changes((B, Hq, Tq, Tk), Hkv, softcap, offset, alibi, sink_logits)
     q = _grouped(q, Hkv)
-    sizes = (Dv, 1, Dv, 1, Dv)
-    results = [q.new_zeros((B, Hkv, G, Tq, size), dtype=torch.float64) for size in sizes]
+    shape, sizes = (B, Hkv, G, Tq), (Dv, 1, Dv, 1, Dv)
+    results = [q.new_zeros((*shape, size), dtype=torch.float64) for size in sizes]
     per_row = _bytes_per_row(numerics, Tk, D, Dv)
     for at in _blocks(B, Hkv, G, Tq, WORKSPACE // per_row):
         qx, kx, vx, seen = _what_is_seen(q, k, v, visible, at)

@@ -1,4 +1,9 @@
-"""Where the rounding errors of one row's log-sum-exp come from."""
+"""Where the rounding errors of one row's log-sum-exp come from.
+
+lse^ - lse = log sum_j p_j e^eps_j: the mean of the score errors, and at most half of
+sum_j p_j eps_j^2 e^eps_j beyond, or the largest of them. Nothing is centred here: what is common
+to all keys, as a constant or the mean of tanh's error, counts in full.
+"""
 
 import torch
 from torch import Tensor
@@ -46,13 +51,15 @@ def lse_term(r: Rows, errors: ScoreErrors, rounds: Tensor, flushed: Tensor, coun
 def _lse_fixed(r: Rows, errors: ScoreErrors, count: Tensor) -> Term:
     """Rescales, m + log l and its rounding, and what (e^eps - 1) holds beyond eps.
 
-    Maximum and row sum may be those of the keys, without the sink. The last is at most the
-    largest eps.
+    Maximum and row sum may be those of the keys, without the sink (`Rows.top`): then rescales
+    touch the keys' share only. The last is at most the largest eps.
     """
     x, u, e = r.numerics, U32, errors.total
-    m, lse = torch.maximum(r.m.abs(), r.top.abs()), r.lse.nan_to_num(neginf=0.0).abs()
-    fixed = (count + 1) * x.exp_u + 3 * u * count * m
-    fixed = fixed + u * (4 * lse + 2 * (r.l.log() + r.m - r.top) + 2 * m) + LOG_U
+    m, top, lse = r.m.abs(), r.top.abs(), r.lse.nan_to_num(neginf=0.0).abs()
+    keys = (r.p * r.is_key).sum(-1, keepdim=True)
+    fixed = (count + 1) * x.exp_u + 3 * u * count * torch.maximum(m, keys * top)
+    log_l = r.l.log() + r.m - r.top
+    fixed = fixed + u * (4 * lse + 2 * log_l + 2 * torch.maximum(m, top)) + LOG_U
     second = (r.p * e**2 * e.clamp_max(50).exp()).sum(-1, keepdim=True) / 2
     most = torch.nn.functional.pad(e * r.seen, (0, 1)).amax(-1, keepdim=True)
     fixed = fixed + torch.minimum(second, most)

@@ -2,14 +2,16 @@
 
     x = scale q.k      t = cap tanh(x / cap)      s = t - slope distance + bias
 
-An error d of x moves t by f'(y) d, y within |d| of x and f'(x) = 1 / cosh^2(x / cap). So
+Before the cap x is off by the accumulation of q.k, by casts of q and k, by u |x| for the product
+with the scale and the quotient by the cap each, and by u_S |x| for each rounding to a dtype S that
+scores are kept in. An error d of x moves t by f'(y) d, y within |d| of x and f'(x) = 1 / cosh^2(x / cap). So
 
-    |t^ - t - f'(x) d| <= (max f' within |d| of x - f'(x)) |d|
+    |t^ - t - f'(x) d| <= max |f' - f'(x)| |d|, the maximum within |d| of x
 
 and what is made before the cap counts times its slope at the true score, in covariances as well;
-the bracket is a term of its own. The cap then adds
+the right side is a term of its own. The cap then adds
 
-    tanh_u cap + 2u |t| + [u_S |t|, twice where each operation is rounded to a dtype S]
+    tanh_u cap + 2u |t| + [u_S |t|, twice where each operation is rounded to S]
 
 for tanh, whose error is relative to 1, and for products with cap and log2 e. What is added to a
 score is off by
@@ -45,8 +47,8 @@ SIGMAS = 3.0
 class ScoreErrors:
     """What may be wrong with each score, [..., R, n] unless said otherwise.
 
-    Errors made before a soft cap are taken times its slope at the true score. What its curvature
-    adds, (steepest - slope) times their sum, is `bend`.
+    Errors made before a soft cap are taken times its slope at the true score; `bend` is what its
+    curvature adds to their sum.
     """
 
     exp: Tensor  # products, sums, exp, score dtype: fresh for each key, at worst
@@ -98,25 +100,14 @@ def operand_changes(r: Rows) -> tuple[Tensor | None, Tensor | None]:
 
 def score_errors(r: Rows) -> ScoreErrors:
     """Every error of the scores; `total` is what second-order terms are taken of."""
-    x, scale = r.numerics, abs(r.scale)
-    q_abs, k_abs, q2, k2 = r.q.abs(), r.k.abs(), r.q**2, r.k**2
-    dot, dot_worst = _dot_errors(r, scale * (q_abs @ k_abs.mT), scale**2 * (q2 @ k2.mT))
-    before, casts_before = _before_the_cap(r)
-    near = (
-        before + sum(casts_before) + _constants(r) * r.x.abs() + (dot if r.generic else dot_worst)
-    )
+    dot, dot_worst = _dot_errors(r)
     q, k = operand_changes(r)
-    q_worst = k_worst = k_variance = torch.zeros(())
-    if q is not None:
-        q_variance, q_worst = scale**2 * (q**2 @ k2.mT), scale * (q @ k_abs.mT)
-        near = near + _likely(r, q_variance, q_worst)
-    if k is not None:
-        k_variance, k_worst = scale**2 * (q2 @ (k**2).mT), scale * (q_abs @ k.mT)
-        near = near + _likely(r, k_variance, k_worst)
-    if x.dot == "tf32_trunc" and not r.generic:
-        near = near + 2 * UTF * scale * (q_abs @ k_abs.mT)
-    slope, steepest = _slopes(r, near)
-    tanh = 0.0 if r.softcap is None else x.tanh_u * r.softcap * r.is_key
+    q_worst, k_worst, k_variance, moved = _operand_errors(r, q, k)
+    before, casts_before = _before_the_cap(r)
+    near = before + sum(casts_before) + _constants(r) * r.x.abs() + moved
+    near = near + (dot if r.generic else dot_worst)
+    slope, steepest, change = _slopes(r, near)
+    tanh = 0.0 if r.softcap is None else r.numerics.tanh_u * r.softcap * r.is_key
     (after, casts_after), later = _after_the_cap(r), _constants_after_the_cap(r)
     casts = [*(c * slope for c in casts_before), *casts_after]
     exp = before * slope + after
@@ -133,31 +124,51 @@ def score_errors(r: Rows) -> ScoreErrors:
         q_worst=q_worst * slope,
         constants=(_constants(r) * slope * r.x, *later),
         slope=slope,
-        bend=(steepest - slope) * near,
+        bend=change * near,
         total=steepest * near + tanh + after + sum(casts_after) + sum(c.abs() for c in later),
     )
 
 
-def _slopes(r: Rows, error: Tensor) -> tuple[Tensor | float, Tensor | float]:
-    """The soft cap's slope 1 / cosh^2 (x / cap) at each score, and its largest within *error*."""
+def _operand_errors(
+    r: Rows, q: Tensor | None, k: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of changes of q and of k: each at worst, that of k as a sum of squares, and a likely sum."""
+    scale = abs(r.scale)
+    q_worst = k_worst = k_variance = moved = torch.zeros((), device=r.q.device)
+    if q is not None:
+        q_worst = scale * (q @ r.k.abs().mT)
+        moved = moved + _likely(r, scale**2 * (q**2 @ (r.k**2).mT), q_worst)
+    if k is not None:
+        k_variance, k_worst = scale**2 * (r.q**2 @ (k**2).mT), scale * (r.q.abs() @ k.mT)
+        moved = moved + _likely(r, k_variance, k_worst)
+    if r.numerics.dot == "tf32_trunc" and not r.generic:
+        moved = moved + 2 * UTF * scale * (r.q.abs() @ r.k.abs().mT)
+    return q_worst, k_worst, k_variance, moved
+
+
+def _slopes(r: Rows, error: Tensor) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+    """The soft cap's slope 1 / cosh^2 (x / cap), its largest within *error*, and its change."""
     if r.softcap is None:
-        return 1.0, 1.0
-    x = r.x.abs()
-    nearest = (x - error).clamp_min(0)
-    return (x / r.softcap).cosh() ** -2, (nearest / r.softcap).cosh() ** -2
+        return 1.0, 1.0, 0.0
+    x, cap = r.x.abs(), r.softcap
+    near, at, far = (
+        (y / cap).cosh() ** -2 for y in ((x - error).clamp_min(0), x, x + error)
+    )  # falling in |x|
+    return at, near, torch.maximum(near - at, at - far)
 
 
 def _likely(r: Rows, variance: Tensor, worst: Tensor) -> Tensor:
     return torch.minimum(SIGMAS * variance.sqrt(), worst) if r.generic else worst
 
 
-def _dot_errors(r: Rows, products: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+def _dot_errors(r: Rows) -> tuple[Tensor, Tensor]:
     """Accumulation of q.k: one error per step, relative to a partial sum.
 
     A partial sum is at most sum |q_i k_i|; that of a random sequence is a bridge from 0 to the
     dot product, of mean square (s^2 + sum (q_i k_i)^2) / 2.
     """
-    x = r.numerics
+    x, scale = r.numerics, abs(r.scale)
+    products, squares = scale * (r.q.abs() @ r.k.abs().mT), scale**2 * (r.q**2 @ (r.k**2).mT)
     steps = -(-r.q.shape[-1] // x.kstep) + 1
     worst = x.acc_u * steps * products
     if not x.acc_biased:

@@ -49,11 +49,9 @@ def attention_enclosure(
     What no query sees may hold anything.
     """
     flint = _flint()
-    if visible.shape != (len(q), len(k)):
-        raise ValueError(
-            f"visible: got shape {tuple(visible.shape)}, expected shape {(len(q), len(k))}"
-        )
-    offset = torch.zeros(visible.shape) if offset is None else offset.double()
+    offset = torch.zeros(len(q), len(k)) if offset is None else offset.double()
+    for name, x in (("visible", visible), ("offset", offset)):
+        _check_shape(name, x, (len(q), len(k)))
     visible = visible & (offset != -math.inf)
     some = visible.any(0)[:, None]
     with _precision(flint, BITS):
@@ -61,17 +59,22 @@ def attention_enclosure(
         scores = _scores(flint, _matrix(flint, q) * keys.transpose(), scale, softcap)
         masses = _masses(flint, scores, offset, visible)
         extra = flint.arb(0) if sink in (None, -math.inf) else flint.arb(sink).exp()
-        sums = [sum(row, extra) for row in masses]
+        totals = [sum(row, extra) for row in masses]
         numerators = flint.arb_mat(*visible.shape, [w for row in masses for w in row]) * values
         out, out_radius = _floats(
             x if total == 0 else x / total
-            for row, total in zip(numerators.tolist(), sums, strict=True)
+            for row, total in zip(numerators.tolist(), totals, strict=True)
             for x in row
         ).reshape(2, len(q), v.shape[1])
         lse, lse_radius = _floats(
-            flint.arb.neg_inf() if total == 0 else total.log() for total in sums
+            flint.arb.neg_inf() if total == 0 else total.log() for total in totals
         )
     return Enclosure(out=out, out_radius=out_radius, lse=lse, lse_radius=lse_radius)
+
+
+def _check_shape(name: str, x: Tensor, shape: tuple[int, int]) -> None:
+    if x.shape != shape:
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected shape {shape}")
 
 
 def _scores(flint: Any, dots: Any, scale: float, softcap: float | None) -> list[list[Any]]:

@@ -38,8 +38,9 @@ class Numerics:
     score: str = "fp32"
     """dtype the scores are rounded to before the softmax."""
     score_roundings: int = 1
-    """how often: an unfused kernel rounds after the dot product and after the scale. A soft cap
-    and what is added to the score are rounded once more each."""
+    """how often the scaled score is: 2 in an unfused kernel, after the dot product and after the
+    scale. From 2 on each operation rounds, the soft cap's quotient, tanh and product; with 1 the
+    cap rounds its result. What is added rounds each sum, and ALiBi its product."""
     q_prescaled: bool = False
     """True: scale * q is rounded to the input dtype before the dot product."""
     scale_rounded: bool = False
@@ -51,7 +52,7 @@ class Numerics:
     """relative error of exp beyond what its argument's rounding explains."""
     tanh_u: float = 2.0**-21
     """error of the soft cap's tanh, relative to its largest value, 1: 2**-21 for one made of an
-    exponential and a quotient; 2**-11 for the GPU's tanh.approx."""
+    exponential and a quotient (2**-21.5 at most); 2**-11 for the GPU's tanh.approx."""
     div_u: float = 2.0**-22
     """relative error of the final division."""
     block: int = 16

@@ -24,7 +24,7 @@ class CaseError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class AttendCase:
-    """One attention forward. Recipes of tensors: see `kernelassay.properties.content`."""
+    """One attention forward. Recipes: see `kernelassay.properties.content`, `content_terms`."""
 
     B: int = 1
     Hq: int = 1

@@ -29,6 +29,8 @@ SECONDS = 30.0
 REPEATS = 3
 VALUES = ("WrongValue", "Imprecise", "NonFinite", "Different")
 """Kinds that say that numbers are wrong."""
+OWN_MEMORY = ("attention.far_offsets",)
+"""Laws that lay tensors out themselves: a plain call of the case shows nothing of the fault."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,11 @@ def diagnose(
     memory: tuple[str, ...] = ()
     if neighbours:
         near = parts.run("Neighbours", lambda: probe(prop, fresh(), case, kind), near)
-    if kind in VALUES and failure.facts.get("measure") != "z_rms":
+    plain = prop.name not in OWN_MEMORY
+    if plain and kind in VALUES and failure.facts.get("measure") != "z_rms":
         readout = parts.run("Readout", lambda: read(fresh(), case, row_of(failure)), readout)
         readings = parts.run("Fault models", lambda: readings_of(fresh(), found, search), readings)
-    if kind == "Imprecise" or (kind == "WrongValue" and not readings):
+    if plain and (kind == "Imprecise" or (kind == "WrongValue" and not readings)):
         coarser = parts.run(
             "Coarser numerics", lambda: coarser_numerics(prop, subject, found, search), coarser
         )

@@ -10,10 +10,10 @@ from torch import Tensor
 from kernelassay.impls.contract import AttendCall, Scoring, Visibility
 from kernelassay.oracle.scoring import PLAIN
 from kernelassay.properties.case import AttendCase
-from kernelassay.properties.content import (
+from kernelassay.properties.content import content
+from kernelassay.properties.content_terms import (
     alibi_content,
     bias_content,
-    content,
     mask_content,
     position_content,
     sink_content,

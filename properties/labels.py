@@ -4,7 +4,7 @@ import math
 
 from kernelassay.oracle.visibility import visible
 from kernelassay.properties.case import AttendCase
-from kernelassay.properties.content import bias_content
+from kernelassay.properties.content_terms import bias_content
 from kernelassay.properties.domain import Domain, lacking
 from kernelassay.properties.inputs import visibility_of
 from kernelassay.properties.memory import VIEWS

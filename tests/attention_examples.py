@@ -97,6 +97,10 @@ SCORES: dict[str, dict[str, Any]] = {
     "bias of heads": fields(B=2, Tq=5, Tk=40, bias=random_bias(2, 1, 1)),
     "bias of keys": fields(B=2, Tq=5, Tk=40, bias=random_bias(1, 40), causal="bottom_right"),
     "bias of queries": fields(B=2, Tq=5, Tk=40, bias=random_bias(5, 1)),
+    "bias, mask and corner": fields(
+        B=2, Tq=5, Tk=40, bias=random_bias(2, 1, 1, 40), mask=random_mask(5, 40),
+        causal="bottom_right",
+    ),
     "bias that hides": fields(B=2, Hq=1, Tq=5, Tk=40, bias=random_bias(2, 1, 5, 40, hides=True)),
     "bias that hides the first tile": fields(
         Tq=5, Tk=70, bias=torch.where(torch.arange(70) < 40, -math.inf, 0.5)[None]

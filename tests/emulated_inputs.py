@@ -157,10 +157,8 @@ def filled(inputs: Inputs, every: int, x: float) -> Tensor:
     return torch.where(chosen, x, bias(inputs, 1.0)).to(inputs[0].dtype)
 
 
-STANDARD, STEEP = (
-    torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]),
-    torch.tensor([1, 0.7, 0.3, 0]),
-)
+STANDARD = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8])
+STEEP = torch.tensor([1, 0.7, 0.3, 0])
 MILD: dict[str, Callable[[Inputs], Terms]] = {
     "cap of 30": lambda i: Terms(softcap=30.0),
     "cap of 5": lambda i: Terms(softcap=5.0),
@@ -182,10 +180,14 @@ HARD_TERMS: dict[str, Callable[[Inputs], Terms]] = {
     "-6e4 on some keys": lambda i: Terms(bias=filled(i, 3, -6e4)),
     "-6e4 on most keys": lambda i: Terms(bias=-6e4 - filled(i, 9, -6e4)),
     "a bias that cancels the slopes": lambda i: Terms(
-        slopes=torch.ones(4), distance=distance(i), bias=distance(i).to(i[0].dtype)
+        slopes=STEEP, distance=distance(i),
+        bias=(STEEP[:, None, None] * distance(i)).to(i[0].dtype),
     ),
     "sinks far below": lambda i: Terms(sink=torch.tensor([-50.0, -1e4, -math.inf, -8.0])),
     "sinks above": lambda i: Terms(sink=torch.tensor([8.0, 20.0, 40.0, 60.0])),
+    "keys far below the sinks": lambda i: Terms(
+        bias=torch.full((1, 1), -80.0).to(i[0].dtype), sink=torch.tensor([0.0, 0.3, -0.7, 2.0])
+    ),
     "sinks far above": lambda i: Terms(sink=torch.tensor([85.0, 95.0, 110.0, 1e4])),
     "all": lambda i: Terms(
         softcap=2.0, slopes=STEEP, distance=distance(i), bias=bias(i, 8.0),

@@ -9,12 +9,10 @@ from torch import Tensor
 
 from kernelassay.oracle.formats import format_of
 from kernelassay.properties.case import AttendCase, CaseError
-from kernelassay.properties.content import (
+from kernelassay.properties.content import bits_per_column, content, hashed
+from kernelassay.properties.content_terms import (
     alibi_content,
     bias_content,
-    bits_per_column,
-    content,
-    hashed,
     mask_content,
     position_content,
     sink_content,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from attention_calls import (
-    CALLS,
     DTYPES,
+    at,
     fields,
     lengths,
     make_call,
@@ -17,6 +17,7 @@ from attention_calls import (
     random_mask,
     seen_by,
 )
+from attention_examples import CALLS, any_call
 
 from kernelassay.impls import torch_reference, torch_sdpa
 from kernelassay.impls.calls import features_used
@@ -33,44 +34,35 @@ SDPA = (
 ON_CPU = (torch_sdpa.math, torch_sdpa.flash_cpu)
 
 
-def positions(*values: int) -> torch.Tensor:
-    return torch.tensor([values])
-
-
-MORE_CALLS: dict[str, dict[str, Any]] = CALLS | {
-    "many tiles": fields(Tq=3, Tk=200, causal="bottom_right"),
-    "window": fields(Tq=70, Tk=90, window=(3, None), causal="bottom_right"),
-    "window of both sides": fields(Tq=40, Tk=40, window=(3, 2)),
-    "window, fewer keys": fields(Tq=9, Tk=4, window=(1, 0)),
-    "window of a ragged batch": fields(
-        B=3, Hq=1, Tq=5, Tk=70, window=(2, None), lengths=lengths(0, 66, 70), causal="bottom_right"
-    ),
-    "window with sinks": fields(
-        Tq=70, Tk=90, window=(3, None), sinks=2, causal="bottom_right"
-    ),
-    "window of the top left corner": fields(Tq=9, Tk=20, window=(1, None), causal="top_left"),
-    "positions": fields(
-        Tq=3, Tk=5, causal="positions", q_positions=positions(4, 0, 2),
-        k_positions=positions(3, 1, 4, 0, 9),
-    ),
-    "positions and a window": fields(
-        Tq=3, Tk=5, causal="positions", q_positions=positions(4, 0, 2),
-        k_positions=positions(3, 1, 4, 0, 9), window=(1, None), sinks=1,
-    ),
-}  # fmt: skip
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CALLS)
+def test_reference_is_within_its_numerics(name: str, dtype: str) -> None:
+    """out and lse differ from float64 by no more than the declared roundings."""
+    assert over_budget(reference, make_call(**CALLS[name], dtype=dtype)) <= 1.0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", MORE_CALLS)
-def test_reference_is_within_its_numerics(name: str, dtype: str) -> None:
-    """out and lse differ from float64 by no more than the declared roundings."""
-    assert over_budget(reference, make_call(**MORE_CALLS[name], dtype=dtype)) <= 1.0
+@pytest.mark.parametrize("seed", range(30))
+def test_reference_does_any_features_together(seed: int, dtype: str) -> None:
+    """Any features at once, of any sizes, stay within the declared roundings."""
+    assert over_budget(reference, any_call(seed, dtype)) <= 1.0
 
 
-@pytest.mark.parametrize("name", ["plain", "window with sinks", "positions and a window"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "window with sinks",
+        "positions and a window",
+        "soft cap",
+        "slopes",
+        "bias",
+        "sinks",
+    ],
+)
 def test_reference_agrees_with_a_plain_softmax(name: str) -> None:
     """fp32 agrees with the definition, written down once more, to fp32 precision."""
-    call = make_call(**MORE_CALLS[name])
+    call = make_call(**CALLS[name])
     result = reference.attend(call)
     out, lse = plain_softmax(call)
     torch.testing.assert_close(result.out.double(), out, rtol=1e-5, atol=1e-5)
@@ -79,12 +71,21 @@ def test_reference_agrees_with_a_plain_softmax(name: str) -> None:
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
 @pytest.mark.parametrize(
-    "name", ["bottom right", "window", "lengths, bottom right", "mask of keys", "positions"]
+    "name",
+    [
+        "top left",
+        "window far from the first keys",
+        "lengths, bottom right",
+        "mask of keys",
+        "positions",
+        "bias that hides the first tile",
+    ],
 )
 def test_reference_is_unharmed_by_what_no_query_sees(name: str, poison: float) -> None:
     """NaN and infinities in k and v that no query sees change no bit."""
-    call = make_call(**MORE_CALLS[name])
+    call = make_call(**CALLS[name])
     unseen = ~seen_by(call).any(dim=2).any(dim=1)[:, None, :, None]  # [B, 1, Tk, 1]
+    assert unseen.any()
     k, v = (x.masked_fill(unseen, poison) for x in (call.k, call.v))
     clean = reference.attend(call)
     poisoned = reference.attend(dataclasses.replace(call, k=k, v=v))
@@ -114,9 +115,7 @@ def test_reference_is_indifferent_to_layout() -> None:
 def test_reference_supports_everything() -> None:
     """Each feature of the contract is supported and occurs in a call above."""
     assert reference.capabilities.supports == set(FEATURES)
-    used = {"lse", "strides"}.union(
-        *(features_used(make_call(**call)) for call in MORE_CALLS.values())
-    )
+    used = {"lse", "strides"}.union(*(features_used(make_call(**call)) for call in CALLS.values()))
     assert used == set(FEATURES)
 
 
@@ -124,7 +123,7 @@ def test_reference_checks_its_calls() -> None:
     """Positions of the wrong shape, or none at all, are a ValueError."""
     with pytest.raises(ValueError, match="q_positions: got None, expected a tensor"):
         reference.attend(make_call(causal="positions"))
-    bad = fields(q_positions=positions(1, 2), k_positions=positions(0, 1, 2, 3, 4))
+    bad = fields(q_positions=at((1, 2)), k_positions=at((0, 1, 2, 3, 4)))
     with pytest.raises(ValueError, match=r"q_positions: got shape .1, 2., expected .1, 5."):
         reference.attend(make_call(causal="positions", **bad))
 

@@ -15,6 +15,7 @@ from emulated_inputs import (
     MASKS,
     MILD,
     NUMERICS_OF_SCORES,
+    PLAIN,
     Inputs,
     made_hard,
     normal,
@@ -78,6 +79,19 @@ def test_a_tanh_that_is_wrong_on_one_side_moves_the_log_sum_exp_in_full() -> Non
     subject = kernel("bf16", Numerics(tanh_u=2.0**-11, l_from_p=False))
     _, lse, _ = judged(subject, inputs, generic=True, terms=Terms(softcap=5.0))
     assert 0.1 < lse <= 1
+
+
+def test_a_sink_added_to_a_finished_row_sum() -> None:
+    """Far above the keys' maximum, which the sum is relative to: exp and log of 80 round more."""
+    found = []
+    for seed in range(20):
+        made, inputs = torch.Generator().manual_seed(seed), normal(40, "fp32", seed)
+        level = torch.full((1, 1), -80.0) - torch.rand(1, generator=made)
+        terms = Terms(bias=level, sink=torch.randn(4, generator=made) / 2)
+        subject = kernel("fp32", PLAIN, block=32, sink="sum", base2=False)
+        kept(subject, inputs, lambda _, terms=terms: terms)
+        found.append(judged(subject, inputs, generic=True, terms=terms)[1])
+    assert max(found) > 0.1
 
 
 def test_a_coarser_tanh_than_declared_is_seen() -> None:

@@ -199,8 +199,10 @@ def test_precision_is_restored() -> None:
     import flint
 
     before = flint.ctx.prec
-    with pytest.raises(ValueError, match="expected shape"):
+    with pytest.raises(ValueError, match="visible: .* expected shape"):
         attention_enclosure(*_inputs(2, 3, 4), torch.ones(3, 3).bool())
+    with pytest.raises(ValueError, match="offset: .* expected shape"):
+        attention_enclosure(*_inputs(2, 3, 4), torch.ones(2, 3).bool(), offset=torch.ones(3))
     q, k, v, scale = _inputs(2, 3, 4)
     with pytest.raises(ValueError, match="multipl"):
         attention_enclosure(q[:, :3], k, v, scale, torch.ones(2, 3).bool())

@@ -16,7 +16,10 @@ def test_an_unknown_format_is_named_with_those_there_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
-@pytest.mark.parametrize("name", ["acc_u", "exp_u", "div_u", "p_scale", "kstep", "block"])
+@pytest.mark.parametrize(
+    "name",
+    ["acc_u", "exp_u", "tanh_u", "div_u", "p_scale", "kstep", "block", "score_roundings"],
+)
 def test_sizes_and_errors_are_positive(name: str, value: Any) -> None:
     """Zero, negative numbers and NaN are refused by name."""
     with pytest.raises(ValueError, match=rf"Numerics\.{name}: got .*more than 0"):

@@ -621,7 +621,9 @@ def test_scripts_of_scoring_terms_stand_alone() -> None:
         script = repro_script(record, "kernelassay.impls.torch_reference:adapter")
         lines = [x for x in script.splitlines() if "kernelassay.properties" in x]
         wanted = (
-            [f"from kernelassay.properties.content import {', '.join(makers)}"] if makers else []
+            [f"from kernelassay.properties.content_terms import {', '.join(makers)}"]
+            if makers
+            else []
         )
         case_too = ["from kernelassay.properties.case import AttendCase"] if makers else []
         assert lines == case_too + wanted

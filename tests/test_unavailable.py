@@ -25,7 +25,12 @@ def lib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(*args: str) -> "subprocess.CompletedProcess[str]":
     """`kernelassay ARGS` in a process of its own."""
-    words = [sys.executable, "-c", "from kernelassay.cli import main; main()", *args]
+    words = [
+        sys.executable,
+        "-c",
+        "import sys; from kernelassay.cli import main; sys.exit(main())",
+        *args,
+    ]
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 

@@ -258,13 +258,17 @@ CONTENT = (
     _mutant(
         name="maximum_before_the_mask",
         edits=(
-            ("z = z * scale\n", "z = z * scale\n        top = z.amax(dim=-1)\n"),
+            (
+                "        z = torch.where(keep, z, -math.inf)\n",
+                "        top = z.amax(dim=-1)\n        z = torch.where(keep, z, -math.inf)\n",
+            ),
             ("torch.maximum(m, z.amax(dim=-1))", "torch.maximum(m, top)"),
         ),
         report="A158",
         hides="Any number may be subtracted from a row: only the rounding tells.",
         law="attention.unseen_content",
         missed_by=("attention.value",),
+        dtype="fp32",
     ),
 )
 

@@ -189,4 +189,20 @@ KERNEL = (
     ),
 )
 
-MUTANTS = (*LAUNCH, *KERNEL)
+OFFSETS = (
+    _mutant(
+        name="triton_keys_counted_in_32_bits",
+        edits=(
+            (
+                "K + b * k_b + g * k_h + keys64[None, :] * k_t",
+                "K + b * k_b + g * k_h + keys[None, :] * k_t",
+            ),
+        ),
+        report="A80",
+        hides="A key times its stride overflows where a cache holds 2**31 elements.",
+        law="attention.far_offsets",
+        missed_by=_VALUE,
+    ),
+)
+
+MUTANTS = (*LAUNCH, *KERNEL, *OFFSETS)

@@ -38,9 +38,16 @@ class Judged:
         return self.answer.lse.double() * (math.log(2.0) if base == "2" else 1.0), allowed
 
 
+def kept(answer: Attended) -> Attended:
+    """A copy: a kernel may hand out the same memory again."""
+    lse = answer.lse
+    return replace(answer, out=answer.out.clone(), lse=None if lse is None else lse.clone())
+
+
 def answered(subject: Subject, tensors: Logical, *, generic: bool) -> Judged:
     """The kernel's answer to *tensors*, and the budget."""
-    return Judged(subject.attend(tensors), budget_of(tensors, subject.numerics, generic=generic))
+    budget = budget_of(tensors, subject.numerics, generic=generic)
+    return Judged(kept(subject.attend(tensors)), budget)
 
 
 def keep_budgets(subject: Subject, *judged: Judged) -> None:

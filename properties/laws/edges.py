@@ -13,7 +13,7 @@ from kernelassay.properties.content import bits_per_column
 from kernelassay.properties.inputs import Logical, logical
 from kernelassay.properties.judge import budget_of, judge, seen_by, shape_of
 from kernelassay.properties.laws.alignment import read_off
-from kernelassay.properties.laws.comparing import Judged, answered, keep_budgets, related
+from kernelassay.properties.laws.comparing import Judged, answered, keep_budgets, kept, related
 from kernelassay.properties.laws.equality import agree
 from kernelassay.properties.property import law
 from kernelassay.properties.subject import Subject
@@ -78,7 +78,7 @@ def corner_is_mask(subject: Subject, case: AttendCase) -> None:
     agree(
         subject,
         "what each query sees came as a mask",
-        subject.attend(tensors),
+        kept(subject.attend(tensors)),
         subject.attend(plain),
         budget_of(tensors, subject.numerics, generic=case.generic),
     )

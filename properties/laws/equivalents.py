@@ -9,7 +9,7 @@ from kernelassay.properties.case import AttendCase
 from kernelassay.properties.domain import domain_of
 from kernelassay.properties.inputs import Logical, logical
 from kernelassay.properties.judge import budget_of
-from kernelassay.properties.laws.comparing import answered, same_answers
+from kernelassay.properties.laws.comparing import answered, kept, same_answers
 from kernelassay.properties.laws.equality import agree, rows_of
 from kernelassay.properties.laws.rewriting import (
     answer_heads,
@@ -40,7 +40,7 @@ def head_independence(subject: Subject, case: AttendCase) -> None:
     tensors = logical(case, subject.dtype, subject.place)
     g = case.at % case.Hkv
     first, second = (
-        answer_heads(subject.attend(t), group(tensors, g))
+        answer_heads(kept(subject.attend(t)), group(tensors, g))
         for t in (tensors, other_heads_replaced(tensors, g))
     )
     agree(
@@ -84,7 +84,7 @@ def key_permutation(subject: Subject, case: AttendCase) -> None:
 )
 def padding(subject: Subject, case: AttendCase) -> None:
     tensors = logical(case, subject.dtype, subject.place)
-    clean = subject.attend(tensors)
+    clean = kept(subject.attend(tensors))
     budget = budget_of(tensors, subject.numerics, generic=case.generic)
     domain, extra = domain_of(subject), 1 + case.at
     if domain.fits(case.B, case.Hq, case.Tq, case.Tk + extra):

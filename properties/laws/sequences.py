@@ -11,9 +11,10 @@ from kernelassay.properties import strata as s
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.failures import NonDeterministic
 from kernelassay.properties.judge import difference, judge
+from kernelassay.properties.laws.comparing import kept
 from kernelassay.properties.memory import same_bits
 from kernelassay.properties.property import law
-from kernelassay.properties.subject import Attended, Subject
+from kernelassay.properties.subject import Subject
 
 
 @law(
@@ -48,12 +49,6 @@ def second_call(subject: Subject, case: AttendCase) -> None:
                 f"{name} of a call changed after calls of another kind: {difference(a, b)}. Look "
                 f"for what the kernel keeps from call to call"
             )
-
-
-def kept(answer: Attended) -> Attended:
-    """A copy: a kernel may hand out the same memory again."""
-    lse = answer.lse
-    return replace(answer, out=answer.out.clone(), lse=None if lse is None else lse.clone())
 
 
 @contextmanager
