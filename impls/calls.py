@@ -41,6 +41,8 @@ def _check_visibility(call: AttendCall) -> None:
     see = call.visibility
     B, Hq, Tq, _ = call.q.shape
     Tk = call.k.shape[2]
+    good = len(see.window) == 2 and all(n is None or n >= 0 for n in see.window)
+    _expect(good, "window", repr(see.window), "(left, right), each None or at least 0")
     _expect(see.sinks >= 0, "sinks", str(see.sinks), "0 or more")
     if (mask := see.mask) is not None:
         _expect(mask.dtype == torch.bool, "mask", str(mask.dtype), "torch.bool")

@@ -136,7 +136,8 @@ class Conventions:
     """the same call gives the same bits."""
     batch_invariant: bool = False
     """a row's bits depend on its query and on the keys and values that it sees alone: not on the
-    batch, the other rows and their number, unseen content, or how the tensors are laid out."""
+    batch, the other rows and their number, unseen content, or how the tensors are laid out. Among
+    calls that use the same features: a path for masks may round in another order."""
     validates_calls: bool = False
     """malformed calls raise."""
 

@@ -81,6 +81,10 @@ class Sdpa:
                 keys = slice(0, Tq)  # CUDA's flash backend takes squares; no query sees the rest
             return call.k[:, :, keys], call.v[:, :, keys], {"is_causal": True}
         mask = _mask(call)
+        if mask is not None and self.headline in ("memory efficient", "cudnn"):
+            # One backend raises, the other reads a misaligned address where the last axis is
+            # broadcast: docs/findings.md.
+            mask = mask.expand(*mask.shape[:-1], Tk).contiguous()
         return call.k, call.v, {} if mask is None else {"attn_mask": mask}
 
 

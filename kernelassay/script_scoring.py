@@ -80,9 +80,10 @@ def scored_lines(case: AttendCase) -> Iterator[str]:
 
 def lse_lines(case: AttendCase) -> Iterator[str]:
     """Lines that make the log-sum-exp of z, in base e, sink included."""
-    yield "lse = torch.logsumexp(z, -1)"
+    lse = "torch.logsumexp(z, -1)"
     if case.sink_logits is not None:
-        yield "lse = torch.logaddexp(lse, sink_logits.double()[:, None])"
+        lse = f"torch.logaddexp({lse}, sink_logits.double()[:, None])"
+    yield f"lse = {lse}"
 
 
 def weight_lines(case: AttendCase) -> Iterator[str]:

@@ -52,7 +52,7 @@ def _lse_fixed(r: Rows, errors: ScoreErrors, count: Tensor) -> Term:
     """Rescales, m + log l and its rounding, and what (e^eps - 1) holds beyond eps.
 
     Maximum and row sum may be those of the keys, without the sink (`Rows.top`): then rescales
-    touch the keys' share only. The last is at most the largest eps.
+    touch the keys' share only. What lies beyond eps is at most the largest eps.
     """
     x, u, e = r.numerics, U32, errors.total
     m, top, lse = r.m.abs(), r.top.abs(), r.lse.nan_to_num(neginf=0.0).abs()

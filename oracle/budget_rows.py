@@ -97,9 +97,10 @@ class Rows:
 
         A sink may hold nearly all the weight: its share, a |o_c|, is taken apart.
         """
-        keys = a * self.is_key
-        spread = (keys.sum(-1, keepdim=True) * self.spread2(keys)).sqrt()
-        return spread + a[..., -1:] * self.out.abs() if self.sink else spread
+        rest: Tensor | float = 0.0
+        if self.sink:
+            a, rest = a * self.is_key, a[..., -1:] * self.out.abs()
+        return (a.sum(-1, keepdim=True) * self.spread2(a)).sqrt() + rest
 
 
 def rows_of(

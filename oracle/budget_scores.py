@@ -4,12 +4,12 @@
 
 Before the cap x is off by the accumulation of q.k, by casts of q and k, by u |x| for the product
 with the scale and the quotient by the cap each, and by u_S |x| for each rounding to a dtype S that
-scores are kept in. An error d of x moves t by f'(y) d, y within |d| of x and f'(x) = 1 / cosh^2(x / cap). So
+scores are kept in. The cap's slope is f'(x) = 1 / cosh^2(x / cap), and an error d of x moves t by
 
-    |t^ - t - f'(x) d| <= max |f' - f'(x)| |d|, the maximum within |d| of x
+    f'(x) d + r,    |r| <= max |f' - f'(x)| |d|,    the maximum within |d| of x
 
-and what is made before the cap counts times its slope at the true score, in covariances as well;
-the right side is a term of its own. The cap then adds
+So what is made before the cap counts times its slope at the true score, in covariances as well;
+r is a term of its own. The cap then adds
 
     tanh_u cap + 2u |t| + [u_S |t|, twice where each operation is rounded to S]
 

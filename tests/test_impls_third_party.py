@@ -157,7 +157,11 @@ def test_scores_of_transformers_are_rounded() -> None:
         judge(subject, case, answer)
 
 
-@pytest.mark.parametrize("entry", KNOWN.entries, ids=lambda e: f"{e.kernel}-{e.law}")
+@pytest.mark.parametrize(
+    "entry",
+    [e for e in KNOWN.entries if e.kernel != "flex_compiled"],
+    ids=lambda e: f"{e.kernel}-{e.law}",
+)
 def test_a_known_fault_is_still_there(entry: Any) -> None:
     """The witness fails as recorded; docs/findings.md tells of it."""
     subject = Subject(usable(entry.kernel), entry.dtype or "fp32", "cpu")

@@ -171,6 +171,7 @@ def wrong(**changes: Any) -> AttendCall:
             wrong(causal="positions", q_positions=at((1, 2, 3)), k_positions=at((0, 1, 2, 3, 4))),
             "q_positions: got shape .1, 3., expected .2, 3.",
         ),
+        (wrong(window=(-1, None)), "window: got .-1, None., expected .left, right."),
         (wrong(softcap=0.0), "softcap: got 0.0, expected a finite number above 0"),
         (wrong(alibi=numbers(1.0)), "alibi: got torch.float32 .1,., expected torch.float32 .2,."),
         (wrong(sink_logits=numbers(1.0, 2.0).double()), "sink_logits: got torch.float64"),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,7 +37,7 @@ from kernelassay.properties.laws.rewriting import (
     order_of_keys,
     other_heads_replaced,
 )
-from kernelassay.properties.laws.sequences import other_content, reseeded
+from kernelassay.properties.laws.sequences import elsewhere, other_content, reseeded
 from kernelassay.properties.property import select
 from kernelassay.properties.subject import Subject
 
@@ -706,6 +707,31 @@ def test_every_declared_dtype_is_called_between() -> None:
     alone = toy(kernel, dtype="fp16", dtypes=("fp16",))
     assert run("attention.second_call", alone, case).record.status == "passed"
     assert alone.launches == 4
+
+
+def test_another_stream_waits_and_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the calls between run on a stream of their own, in order with all around them."""
+    told: list[str] = []
+
+    class Stream:
+        def __init__(self, name: str = "another") -> None:
+            self.name = name
+
+        def wait_stream(self, other: "Stream") -> None:
+            told.append(f"{self.name} waits for {other.name}")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream("the first"))
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(told.append("in it")))
+    subject = toy()
+    with elsewhere(subject):
+        pass
+    assert not told
+    subject.device = "cuda"
+    with elsewhere(subject):
+        told.append("the call")
+    before, after = "another waits for the first", "the first waits for another"
+    assert told == [before, "in it", "the call", after]
 
 
 def test_without_scoring() -> None:

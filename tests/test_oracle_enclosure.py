@@ -199,9 +199,9 @@ def test_precision_is_restored() -> None:
     import flint
 
     before = flint.ctx.prec
-    with pytest.raises(ValueError, match="visible: .* expected shape"):
+    with pytest.raises(ValueError, match=r"visible: .* expected shape"):
         attention_enclosure(*_inputs(2, 3, 4), torch.ones(3, 3).bool())
-    with pytest.raises(ValueError, match="offset: .* expected shape"):
+    with pytest.raises(ValueError, match=r"offset: .* expected shape"):
         attention_enclosure(*_inputs(2, 3, 4), torch.ones(2, 3).bool(), offset=torch.ones(3))
     q, k, v, scale = _inputs(2, 3, 4)
     with pytest.raises(ValueError, match="multipl"):

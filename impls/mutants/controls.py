@@ -158,6 +158,13 @@ CONTROLS = (
         hides="exp(lse) / (exp(lse) + exp(sink)) is a sigmoid: the same softmax in other words.",
     ),
     Variant(
+        name="triton_tile_for_masks",
+        base=TRITON,
+        edits=(("BLOCK_N=BLOCK_N,", "BLOCK_N=BLOCK_N if mask is None else 2 * BLOCK_N,"),),
+        report="A107",
+        hides="Batch invariance is among calls that use the same features.",
+    ),
+    Variant(
         name="triton_tile_for_decode_as_declared",
         base=TRITON,
         edits=(("BLOCK_N=BLOCK_N,", "BLOCK_N=BLOCK_N if Tq > 1 else 16,"),),

@@ -311,15 +311,6 @@ MEMORY = (
 
 LAUNCH = (
     _triton(
-        name="triton_mask_picks_tile",
-        edits=((_TILE, "BLOCK_N=BLOCK_N if mask is None else 2 * BLOCK_N,"),),
-        report="A107",
-        hides="Both tiles are right; only the bits differ.",
-        law="alignment.corner_is_mask",
-        dtype="fp32",
-        missed_by=_VALUE,
-    ),
-    _triton(
         name="triton_slots_pick_tile",
         edits=((_TILE, "BLOCK_N=BLOCK_N if Tk % 2 else 2 * BLOCK_N,"),),
         report="A161",

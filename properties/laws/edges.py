@@ -81,6 +81,7 @@ def corner_is_mask(subject: Subject, case: AttendCase) -> None:
         kept(subject.attend(tensors)),
         subject.attend(plain),
         budget_of(tensors, subject.numerics, generic=case.generic),
+        alike=False,
     )
 
 

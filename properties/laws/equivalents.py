@@ -73,7 +73,7 @@ def key_permutation(subject: Subject, case: AttendCase) -> None:
 
 @law(
     "attention.padding",
-    "Slots after the keys and queries before the first, hidden or left aside, change nothing.",
+    "Hidden slots after the keys, and other queries beside its own, change nothing of a row.",
     requires=["unequal_lengths"],
     strata={
         "random_content": s.padded_corner,
@@ -85,19 +85,21 @@ def key_permutation(subject: Subject, case: AttendCase) -> None:
 def padding(subject: Subject, case: AttendCase) -> None:
     tensors = logical(case, subject.dtype, subject.place)
     clean = kept(subject.attend(tensors))
-    budget = budget_of(tensors, subject.numerics, generic=case.generic)
     domain, extra = domain_of(subject), 1 + case.at
     if domain.fits(case.B, case.Hq, case.Tq, case.Tk + extra):
         for by in ways_to_hide(subject, tensors):
             harmless = by == "lengths" or subject.conventions.masked_content != "finite_only"
             longer = more_keys(tensors, extra, by=by, harmless=harmless)
             what = f"{extra} slots were added after the keys and hidden by {by}"
-            agree(subject, what, clean, subject.attend(longer), budget)
+            budget = budget_of(longer, subject.numerics, generic=case.generic)
+            alike = getattr(tensors.visibility, by) is not None
+            agree(subject, what, clean, subject.attend(longer), budget, alike=alike)
     rows = 1 + case.at % 3
     fits = domain.fits(case.B, case.Hq, case.Tq + rows, case.Tk)
     if fits and (case.Tq + rows <= case.Tk or domain.has("more_queries")):
         taller, start = more_queries(tensors, rows)
         answer = rows_of(subject.attend(taller), start, start + case.Tq)
+        budget = budget_of(tensors, subject.numerics, generic=case.generic)
         agree(subject, f"{rows} queries were added", clean, answer, budget)
 
 

@@ -1,7 +1,12 @@
 """The law of large tensors: how far apart in memory the elements of an input may lie."""
 
+import fcntl
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -48,16 +53,29 @@ def enough_memory(subject: Subject) -> str | None:
 )
 def far_offsets(subject: Subject, case: AttendCase) -> None:
     near = subject.lay_out(logical(case, subject.dtype, subject.place))
-    storage = torch.empty(
-        2 * FAR + ROOM, dtype=format_of(subject.dtype).dtype, device=subject.home
-    )
-    try:
-        answer = subject.attend(_far_apart(near, storage, case.at % len(AXES)))
-    finally:
-        del storage
-        if subject.home == "cuda":
-            torch.cuda.empty_cache()  # other workers share the device
+    kind = format_of(subject.dtype).dtype
+    with _alone(subject.home):
+        storage = torch.empty(2 * FAR + ROOM, dtype=kind, device=subject.home)
+        try:
+            answer = subject.attend(_far_apart(near, storage, case.at % len(AXES)))
+        finally:
+            storage.untyped_storage().resize_(0)  # a failure's frames hold views of it
     judge(subject, case, answer)
+
+
+@contextmanager
+def _alone(home: str) -> Iterator[None]:
+    """One worker at a time has this much of a device's memory, and gives it back."""
+    if home != "cuda":
+        yield
+        return
+    with (Path(tempfile.gettempdir()) / "kernelassay-memory.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the operating system frees it, whatever happens
+        torch.cuda.empty_cache()
+        try:
+            yield
+        finally:
+            torch.cuda.empty_cache()
 
 
 def _far_apart(near: Inputs, storage: Tensor, axis: int) -> Inputs:

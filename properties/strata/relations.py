@@ -52,9 +52,9 @@ def far(axis: int) -> Stratum:
     @requires("strides")
     @stratum
     def build(draw: st.DrawFn, domain: Domain) -> AttendCase:
-        several, tokens = draw(st.sampled_from([2, 3])), draw(st.sampled_from([5, 2, 33]))
+        several, tokens = draw(st.sampled_from([2, 3])), draw(st.sampled_from([5, 33]))
         B, H = (several, 1) if axis == 0 else (1, several if axis == 1 else 1)
-        T = max(domain.min_keys, tokens)
+        T = max(domain.min_keys, min(tokens, domain.most_square(B, H)))
         D = draw(st.sampled_from(domain.head_sizes))
         return draw(generic(domain, AttendCase(B=B, Hq=H, Hkv=H, Tq=T, Tk=T, D=D, at=axis)))
 
