@@ -18,7 +18,7 @@ from kernelassay.oracle.budget import (
     lse_allowed_in_base,
     recognised,
 )
-from kernelassay.oracle.scoring import offsets
+from kernelassay.oracle.scoring import alibi_offsets, offsets
 from kernelassay.oracle.visibility import visible
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.failures import Failure, Imprecise, NonFinite, Place, WrongValue
@@ -60,7 +60,7 @@ def seen_by(tensors: Logical) -> Tensor:
     shape = shape_of(tensors)
     seen = visible(tensors.visibility, shape, device=tensors.q.device)
     bias = tensors.scoring.bias
-    return seen if bias is None else seen & (bias > -torch.inf)
+    return seen if bias is None else seen & (bias != -torch.inf)
 
 
 def shape_of(tensors: Logical) -> tuple[int, int, int, int]:
@@ -71,12 +71,13 @@ def shape_of(tensors: Logical) -> tuple[int, int, int, int]:
 
 def budget_of(tensors: Logical, numerics: Numerics, *, generic: bool) -> Budget:
     """Oracle and budget of logical tensors."""
-    t, scoring = tensors, tensors.scoring
+    t, scoring, shape = tensors, tensors.scoring, shape_of(tensors)
     return attention_budget(
         t.q, t.k, t.v, t.softmax_scale, seen_by(t), numerics,
         generic=generic,
         softcap=scoring.softcap,
-        offset=offsets(scoring, t.visibility, shape_of(t), t.q.device),
+        offset=offsets(scoring, t.visibility, shape, t.q.device),
+        alibi=alibi_offsets(scoring, t.visibility, shape, t.q.device),
         sink_logits=scoring.sink_logits,
     )  # fmt: skip
 

@@ -118,8 +118,8 @@ def test_tensors_are_the_definition(case: tuple[Any, ...], block: int) -> None:
     out, lse = attention(q, k, v, scale, vis, how, block=block)
     p = weights(q, k, scale, vis, how)
     assert p.shape == (*q.shape[:3], k.shape[2])
-    # Scores are below 200: so many roundings of them, of weights and sums, on either side.
-    near = 32 * UNIT * 200
+    # Scores are below 400: so many roundings of them, of weights and sums, on either side.
+    near = 16 * UNIT * 400
     for b, h, i in itertools.product(*map(range, q.shape[:3])):
         want, mass, shares = row_by_hand(q, k, v, scale, vis, how, b, h, i)
         assert lse[b, h, i].item() == pytest.approx(mass, rel=0, abs=near)

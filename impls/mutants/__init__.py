@@ -4,13 +4,22 @@ Every mutant must be killed by the law that it names, and every control must pas
 first shows that the suite sees faults, the second that it raises no false alarm.
 """
 
-from kernelassay.impls.mutants import alignment, attention, controls, relations, scores, triton
+from kernelassay.impls.mutants import (
+    alignment,
+    attention,
+    controls,
+    relations,
+    scores,
+    terms,
+    triton,
+)
 
 __all__ = ["CONTROLS", "MUTANTS"]
 
 MUTANTS = (
     *attention.MUTANTS,
     *scores.MUTANTS,
+    *terms.MUTANTS,
     *alignment.MUTANTS,
     *relations.MUTANTS,
     *triton.MUTANTS,

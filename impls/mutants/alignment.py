@@ -215,4 +215,34 @@ TILES = (
     ),
 )
 
-MUTANTS = (*CORNERS, *MASKS, *WINDOWS, *TILES)
+RING = (
+    _mutant(
+        name="keys_end_at_the_last_query",
+        edits=(
+            (
+                "    end = used_keys(call)\n",
+                '    end = used_keys(call)\n    if call.visibility.causal == "positions":\n'
+                "        end = min(end, int(q_positions(call).max()) + 1)\n",
+            ),
+        ),
+        report="A121",
+        hides="In order of storage no key after the last query's position is seen.",
+        law="alignment.visible_set",
+    ),
+    _mutant(
+        name="sink_tokens_by_position",
+        edits=(("sink = key < see.sinks", "sink = k_position < see.sinks"),),
+        report="A121",
+        hides="Until a ring buffer wraps, the slot of a key is its position.",
+        law="alignment.visible_set",
+    ),
+    _mutant(
+        name="window_of_slots",
+        edits=(("within = k_position >= q_position - left", "within = key >= q_position - left"),),
+        report="A121",
+        hides="Until a ring buffer wraps, the slot of a key is its position.",
+        law="alignment.visible_set",
+    ),
+)
+
+MUTANTS = (*CORNERS, *MASKS, *WINDOWS, *TILES, *RING)

@@ -11,8 +11,8 @@ from kernelassay.properties.case import AttendCase
 from kernelassay.properties.content import bits_per_column
 from kernelassay.properties.failures import NonFinite, WrongValue
 from kernelassay.properties.inputs import logical
-from kernelassay.properties.judge import budget_of, judge, seen_by
-from kernelassay.properties.laws.equality import agree, chunk_of, row_alone, rows_of
+from kernelassay.properties.judge import budget_for, budget_of, judge, seen_by
+from kernelassay.properties.laws.equality import agree, chunk_of, of_row, rows_of
 from kernelassay.properties.property import law
 from kernelassay.properties.subject import Attended, Subject
 
@@ -198,5 +198,5 @@ def no_future(subject: Subject, case: AttendCase) -> None:
         f"keys and values after row {row} were replaced",
         rows_of(subject.attend(tensors), row, row + 1),
         rows_of(subject.attend(changed), row, row + 1),
-        budget_of(row_alone(tensors, row), subject.numerics, generic=case.generic),
+        of_row(budget_for(case, subject.dtype, subject.place, subject.numerics), row),
     )

@@ -1,15 +1,13 @@
 """Calls that must agree: how two answers are compared, and parts of calls and answers."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from torch import Tensor
 
-from kernelassay.impls.contract import Visibility
 from kernelassay.oracle.budget import Budget
-from kernelassay.oracle.scoring import offsets
 from kernelassay.properties.failures import Different
 from kernelassay.properties.inputs import Logical
-from kernelassay.properties.judge import difference, judge_lse, judge_out, seen_by, shape_of
+from kernelassay.properties.judge import difference, judge_lse, judge_out
 from kernelassay.properties.memory import same_bits
 from kernelassay.properties.subject import Attended, Subject
 
@@ -56,19 +54,10 @@ def rows_of(answer: Attended, start: int, stop: int) -> Attended:
     )
 
 
-def row_alone(tensors: Logical, row: int) -> Logical:
-    """Query *row* alone, what it sees as an explicit mask, what is added to scores as a bias."""
+def of_row(budget: Budget, row: int) -> Budget:
+    """The part of a budget that is about query *row*."""
     one = slice(row, row + 1)
-    seen = seen_by(tensors)[:, :, one]
-    scoring, shape = tensors.scoring, shape_of(tensors)
-    added = offsets(scoring, tensors.visibility, shape, tensors.q.device)
-    bias = None if added is None else added.expand(shape)[:, :, one]
-    return replace(
-        tensors,
-        q=tensors.q[:, :, one],
-        visibility=Visibility(mask=seen),
-        scoring=replace(scoring, alibi=None, bias=bias),
-    )
+    return Budget(**{f.name: getattr(budget, f.name)[:, :, one] for f in fields(budget)})
 
 
 def _part(x: Tensor | None, axis: int, part: slice) -> Tensor | None:

@@ -8,7 +8,7 @@ from kernelassay.properties import strata as s
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.inputs import Logical, logical
 from kernelassay.properties.judge import budget_for, budget_of, seen_by
-from kernelassay.properties.laws.equality import agree, request, row_alone, rows_of
+from kernelassay.properties.laws.equality import agree, of_row, request, rows_of
 from kernelassay.properties.property import law
 from kernelassay.properties.subject import Subject
 
@@ -112,7 +112,7 @@ def row_independence(subject: Subject, case: AttendCase) -> None:
         f"every query but row {row} was replaced",
         first,
         second,
-        budget_of(row_alone(tensors, row), subject.numerics, generic=case.generic),
+        of_row(budget_for(case, subject.dtype, subject.place, subject.numerics), row),
     )
 
 
