@@ -89,7 +89,7 @@ def test_on_case_hears_of_every_case_before_it_runs() -> None:
         assert subject.current is case
         seen.append(case)
 
-    check(counted(body), toy(), Options(), on_case=heard.append)
+    check(counted(body, weight=1.0), toy(), Options(), on_case=heard.append)
     assert len(seen) == 20
 
 
@@ -510,7 +510,7 @@ def test_every_law_has_a_sentence_and_known_needs() -> None:
         assert prop.sentence.endswith(".")
         assert prop.requires <= set(FEATURES)
         assert prop.strata
-        assert 0 < prop.weight <= 1
+        assert 0 < prop.weight <= 2
 
 
 def test_numerics_of_the_subject_are_declared_or_assumed() -> None:

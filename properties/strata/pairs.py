@@ -16,7 +16,7 @@ from kernelassay.properties.shapes import (
     shapes,
 )
 from kernelassay.properties.strata.base import Strategy, Stratum, either, requires, stratum
-from kernelassay.properties.strata.visibility import positions, ragged
+from kernelassay.properties.strata.visibility import positions
 
 HEADS = [(2, 2), (4, 2), (6, 2), (3, 3), (6, 3)]
 FEW = st.sampled_from([2, 3, 5, 17])
@@ -106,6 +106,17 @@ def any_corner(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, replace(case, causal=draw(st.sampled_from(domain.corners)))))
 
 
+@requires("lengths")
+@stratum
+def two_lengths(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """Two requests over several key tiles, one a little shorter than the other."""
+    case = draw(shapes(domain, B=2, heads=[(1, 1), (2, 2)], long=True))
+    short = draw(st.integers(case.Tk // 2, max(1, case.Tk - 2)))
+    causal = draw(st.sampled_from(domain.corners))
+    case = replace(case, lengths=tuple(draw(st.permutations([short, case.Tk]))), causal=causal)
+    return draw(generic(domain, case))
+
+
 def padded(inner: Stratum) -> Stratum:
     """The same with room for slots after the keys; `at` and one more is their number."""
 
@@ -123,7 +134,7 @@ def padded(inner: Stratum) -> Stratum:
 def _with_room(domain: Domain, case: AttendCase, at: int) -> AttendCase:
     """*case* with *at* or fewer slots for which there is room, or a key less than it had."""
     while at and not domain.fits(case.B, case.Hq, case.Tq, case.Tk + 1 + at):
-        at //= 2
+        at = at // 4 * 2  # an odd number of slots
     if not domain.fits(case.B, case.Hq, case.Tq, case.Tk + 1 + at) and case.Tk > domain.min_keys:
         Tk = case.Tk - 1
         lengths = None if case.lengths is None else tuple(min(n, Tk) for n in case.lengths)
@@ -133,7 +144,7 @@ def _with_room(domain: Domain, case: AttendCase, at: int) -> AttendCase:
 
 padded_corner = padded(any_corner)
 padded_positions = padded(positions)
-padded_ragged = padded(ragged)
+padded_ragged = padded(two_lengths)
 
 
 @either(*(f"causal.{name}" for name in CORNERS))
