@@ -19,6 +19,7 @@ class Domain:
     supports: frozenset[str]
     declines: frozenset[str]
     head_sizes: tuple[int, ...]
+    few_head_sizes: tuple[int, ...]
     tiles: tuple[int, ...]
     min_keys: int
     max_tokens: int
@@ -97,6 +98,7 @@ def domain_of(subject: Subject, level: str = "nightly", seed: int = 0) -> Domain
         supports=c.supports,
         declines=c.declines,
         head_sizes=head_sizes_at(c.head_sizes, level, seed),
+        few_head_sizes=head_sizes_at(c.head_sizes, "smoke" if level == "pr" else level, seed),
         tiles=c.tiles,
         min_keys=c.min_keys,
         max_tokens=c.max_tokens,

@@ -154,8 +154,8 @@ def _empty_rows(case: AttendCase) -> str:
 
 
 _ANY = Domain(
-    supports=frozenset(), declines=frozenset(), head_sizes=(64,), tiles=(64,), min_keys=1,
-    max_tokens=1, cells=1, steps=None, dtype="fp32", out="fp32",
+    supports=frozenset(), declines=frozenset(), head_sizes=(64,), few_head_sizes=(64,),
+    tiles=(64,), min_keys=1, max_tokens=1, cells=1, steps=None, dtype="fp32", out="fp32",
 )  # fmt: skip
 LABELS = frozenset(_facts(AttendCase(), _ANY))
 """All labels that regions may name."""

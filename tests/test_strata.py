@@ -157,7 +157,8 @@ def dealt(law: Property, kernel: Any, seed: int = 0, level: str = "smoke") -> li
 def reached() -> dict[str, list[AttendCase]]:
     """What the pr level deals to the laws whose strata are of interest, by law."""
     names = (
-        "attention.value", "attention.extreme_scores", "attention.empty_rows", "attention.views",
+        "attention.value", "attention.score_terms", "attention.extreme_scores",
+        "attention.empty_rows", "attention.views",
         "attention.memory", "attention.lse", "alignment.visible_set", "alignment.causal_corner",
     )  # fmt: skip
     return {n: dealt(LAWS[n], torch_reference.adapter, level="pr") for n in names}

@@ -8,7 +8,7 @@ from functools import partial
 from kernelassay.impls.variants import Variant
 
 _mutant = partial(Variant, base="kernelassay.impls.torch_reference")
-_VALUE = ("attention.value",)
+_VALUE = ("attention.value", "attention.score_terms")
 _CAP = "z = scoring.softcap * torch.tanh(z / scoring.softcap)"
 _SLOPES = "scoring.alibi[:, None, None]"
 _BIAS = "scoring.bias.expand(shape)[..., start:stop]"
@@ -21,28 +21,28 @@ SOFTCAP = (
         edits=((_CAP, "z = z * torch.tanh(z / scoring.softcap)"),),
         report="A91",
         hides="Most models have no soft cap, and no test passes one.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="softcap_not_multiplied",
         edits=((_CAP, "z = torch.tanh(z / scoring.softcap)"),),
         report="A91",
         hides="With a cap of 1 there is nothing to multiply.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="softcap_is_a_clamp",
         edits=((_CAP, "z = z.clamp(-scoring.softcap, scoring.softcap)"),),
         report="A91",
         hides="Far below the cap and far above it a clamp is a tanh; N(0, 1) lies below 50.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="softcap_tanh_in_fp16",
         edits=((_CAP, "z = scoring.softcap * torch.tanh((z / scoring.softcap).half()).float()"),),
         report="A139",
         hides="Eleven bits of the score, of which 1e-2 sees nothing.",
-        law="attention.value",
+        law="attention.score_terms",
         dtype="fp32",
     ),
     _mutant(
@@ -69,7 +69,7 @@ SOFTCAP = (
         ),
         report="vllm-project/vllm-metal#550",
         hides="Prefill is right; decode is a path of its own.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="softcap_after_the_mask",
@@ -89,14 +89,14 @@ SOFTCAP = (
         ),
         report="emmtrix/emx-onnx-cgen#731",
         hides="Cap and bias are each tested without the other.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="terms_before_the_scale",
         edits=(("        z = z * scale\n" + _SCORED, _SCORED + "        z = z * scale\n"),),
         report="A86",
         hides="With scale 1 the order does not matter.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
 )
 
@@ -108,7 +108,7 @@ ALIBI = (
         ),
         report="A100",
         hides="One rank alone, which is what tests run on, has all heads.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="alibi_slopes_of_kv_heads",
@@ -120,7 +120,7 @@ ALIBI = (
         ),
         report="A100",
         hides="Without grouped heads both numberings are the same.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="alibi_slopes_of_a_power_of_two",
@@ -133,14 +133,14 @@ ALIBI = (
         ),
         report="A101",
         hides="Numbers of heads are powers of two in tests.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="alibi_exponent_from_zero",
         edits=((_SLOPES, "2 ** (8 / shape[1]) * scoring.alibi[:, None, None]"),),
         report="A101",
         hides="The slopes fall as they should, each one step too late.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="alibi_of_the_row_number",
@@ -152,7 +152,7 @@ ALIBI = (
         ),
         report="A14",
         hides="For Tq = Tk the row is the position.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="alibi_at_the_padded_length",
@@ -173,14 +173,14 @@ ALIBI = (
         edits=(("- k_position).abs()[:, None]", "- k_position)[:, None]"),),
         report="A20",
         hides="Under a causal mask no visible key lies after its query.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="alibi_added",
         edits=((f"z = z - {_SLOPES}", f"z = z + {_SLOPES}"),),
         report="A101",
         hides="With slopes of 2^-8 the far keys are preferred by little.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="alibi_of_slots",
@@ -192,7 +192,7 @@ ALIBI = (
         ),
         report="A121",
         hides="Until a ring buffer wraps, the slot of a key is its position.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
 )
 

@@ -8,7 +8,7 @@ from functools import partial
 from kernelassay.impls.variants import Variant
 
 _mutant = partial(Variant, base="kernelassay.impls.torch_reference")
-_VALUE = ("attention.value",)
+_VALUE = ("attention.value", "attention.score_terms")
 _BIAS = "scoring.bias.expand(shape)[..., start:stop]"
 _SINK = "call.scoring.sink_logits[None, :, None].expand"
 _SCORED = "        z = scored(call, z, start, stop)\n"
@@ -19,14 +19,14 @@ BIAS = (
         edits=((f"{_BIAS}.float()", f"{_BIAS}.float() * (start == 0)"),),
         report="A71",
         hides="Small tests with a bias have one key tile.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="bias_taken_as_a_boolean",
         edits=(("(bias[..., start:stop] > -math.inf)", "(bias[..., start:stop] == 0)"),),
         report="A68",
         hides="A bias of zeros, as fresh parameters are, hides nothing and adds nothing.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="bias_minus_infinity_ignored",
@@ -49,28 +49,28 @@ BIAS = (
         ),
         report="A67",
         hides="A bias without minus infinity is right, and so is one of 0 and minus infinity.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="bias_of_head_0",
         edits=((_BIAS, "scoring.bias.expand(shape)[:, :1, :, start:stop]"),),
         report="microsoft/onnxruntime#28963",
         hides="A bias is broadcast over heads in tests.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="bias_of_request_0",
         edits=((_BIAS, "scoring.bias.expand(shape)[:1, ..., start:stop]"),),
         report="microsoft/onnxruntime#28963",
         hides="Batches of one, and a bias shared by the batch.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="bias_of_query_0",
         edits=((_BIAS, "scoring.bias.expand(shape)[:, :, :1, start:stop]"),),
         report="A74",
         hides="A bias of keys alone is the same for every query.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="bias_of_rows_left_out",
@@ -143,7 +143,7 @@ SINKS = (
         ),
         report="kekzl/imp#1303",
         hides="Sinks were tested on another path of the kernel.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="sink_in_every_tile",
@@ -157,28 +157,28 @@ SINKS = (
         ),
         report="ROCm/rocm-libraries#12227",
         hides="Right in one tile.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="sink_scaled_as_a_score",
         edits=((f"m = {_SINK}", f"m = scale * {_SINK}"),),
         report="ROCm/rocm-libraries#12227",
         hides="With a sink of 0, as fresh parameters have, or scale 1 nothing is wrong.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="sink_in_base_two",
         edits=((f"m = {_SINK}", f"m = math.log(2) * {_SINK}"),),
         report="A43",
         hides="With a sink of 0 the base does not matter.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="sink_of_the_kv_head",
         edits=((_SINK, "call.scoring.sink_logits[kv_head][None, :, None].expand"),),
         report="Dao-AILab/flash-attention#2752",
         hides="Without grouped heads both numberings are the same.",
-        law="attention.value",
+        law="attention.score_terms",
     ),
     _mutant(
         name="sink_only_with_keys",

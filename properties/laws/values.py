@@ -40,24 +40,35 @@ from kernelassay.properties.subject import Subject
         "positions": s.positions,
         "long_sums": s.long_sums,
         "nonpositive_scale": s.nonpositive_scale,
-        "softcap": s.softcap,
-        "softcap_and_mask": s.softcap_and_mask,
-        "softcap_and_bias": s.softcap_and_bias,
-        "alibi": s.alibi,
-        "alibi_positions": s.alibi_positions,
-        "bias": s.bias,
-        "bias_and_minus_infinity": s.bias_and_minus_infinity,
-        "sink_logits": s.sink_logits,
         "value_size": s.value_size,
         "equal_values": s.equal_values,
         "plain": s.plain,
     },
-    weight=2.0,  # so many strata: two cases of each at the least level
+    weight=1.5,  # two cases of each stratum at the least level
 )
 def value(subject: Subject, case: AttendCase) -> None:
     answer = subject.attend(case)
     budget = budget_for(case, subject.dtype, subject.place, subject.numerics)
     judge_out(subject, answer.out, budget, generic=case.generic)
+
+
+@law(
+    "attention.score_terms",
+    "Soft cap, ALiBi, bias and sink do to a score what they say: the cap first, then ALiBi and "
+    "the bias; the sink is in the denominator alone.",
+    strata={
+        "softcap": s.softcap,
+        "alibi": s.alibi,
+        "bias": s.bias,
+        "sink_logits": s.sink_logits,
+        "softcap_and_bias": s.softcap_and_bias,
+        "softcap_and_mask": s.softcap_and_mask,
+        "alibi_positions": s.alibi_positions,
+        "bias_and_minus_infinity": s.bias_and_minus_infinity,
+    },
+)
+def score_terms(subject: Subject, case: AttendCase) -> None:
+    value.body(subject, case)
 
 
 @law(

@@ -1,6 +1,7 @@
 """What a stratum is, and how it depends on features."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -18,12 +19,24 @@ def stratum(build: Callable[..., AttendCase]) -> Stratum:
     return st.composite(build)
 
 
+COMPILED_APART = frozenset(
+    {"mask", "causal.positions", "softcap", "alibi", "bias", "bias.minus_infinity", "sink_logits"}
+)
+"""Features for which kernels have a variant of their own, compiled for each head size anew."""
+
+
+def narrowed(domain: Domain, features: Iterable[str]) -> Domain:
+    """The domain with few head sizes, if one of *features* is compiled apart: seconds each."""
+    apart = not COMPILED_APART.isdisjoint(features)
+    return replace(domain, head_sizes=domain.few_head_sizes) if apart else domain
+
+
 def requires(*features: str) -> Callable[[Stratum], Stratum]:
     """The stratum exists only where all *features* are supported."""
 
     def decorate(inner: Stratum) -> Stratum:
         def guarded(domain: Domain) -> Strategy | None:
-            return inner(domain) if domain.has(*features) else None
+            return inner(narrowed(domain, features)) if domain.has(*features) else None
 
         return guarded
 
@@ -35,7 +48,8 @@ def either(*features: str) -> Callable[[Stratum], Stratum]:
 
     def decorate(inner: Stratum) -> Stratum:
         def guarded(domain: Domain) -> Strategy | None:
-            return inner(domain) if any(domain.has(f) for f in features) else None
+            some = any(domain.has(f) for f in features)
+            return inner(narrowed(domain, features)) if some else None
 
         return guarded
 
