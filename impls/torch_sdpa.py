@@ -194,11 +194,13 @@ efficient = Sdpa(
         supports=FUSED - EMPTY - {"gqa"},
         declines=NEVER | EMPTY | {"gqa"},
     ),
-    # fp32: each operand is split into two tf32 numbers, three products are added.
+    # fp32: each operand is split into two tf32 numbers, three products are added, to nearest.
     numerics={
         "fp16": Numerics(l_from_p=False),
         "bf16": Numerics(l_from_p=False),
-        "fp32": Numerics(l_from_p=False, p="fp32", acc_u=2.0**-22, kstep=8),
+        "fp32": Numerics(
+            l_from_p=False, p="fp32", dot="3xtf32", acc_u=2.0**-24, acc_biased=False, kstep=8
+        ),
     },
 )
 

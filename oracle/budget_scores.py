@@ -36,9 +36,12 @@ from torch import Tensor
 
 from kernelassay.oracle.budget_rows import Rows
 from kernelassay.oracle.formats import Format, format_of
+from kernelassay.oracle.numerics import Numerics
 
 U32 = format_of("fp32").unit
-UTF = format_of("tf32").unit
+TF32X3 = Format("3xtf32", 21, -126, torch.float32)
+"""Two truncated tf32 numbers: at most two of an fp32 number's last bits are lost, and of a product
+the lower parts' product, 2^-20 of it. Half of either is a bias, as with truncated operands."""
 SIGMAS = 3.0
 """Standard proxies that a sum of independent roundings is given inside a deterministic term."""
 
@@ -76,6 +79,19 @@ def cast_error(x: Tensor, to: Format, factor: float = 1.0) -> Tensor:
     return torch.where(x == 0, 0.0, moved / factor)
 
 
+def operand_format(x: Numerics) -> Format | None:
+    """What the matrix units make of fp32 operands, None if they take them as they are."""
+    if x.dot == "exact":
+        return None
+    return TF32X3 if x.dot == "3xtf32" else format_of("tf32")
+
+
+def operand_bias(x: Numerics) -> float:
+    """By how much an operand is too small on average, relatively: by a unit, if it is cut."""
+    to = operand_format(x)
+    return 0.0 if to is None or x.dot == "tf32" else to.unit
+
+
 def operand_changes(r: Rows) -> tuple[Tensor | None, Tensor | None]:
     """At most how much casts change q and k before the dot product, in units of q and k.
 
@@ -86,8 +102,8 @@ def operand_changes(r: Rows) -> tuple[Tensor | None, Tensor | None]:
     x, q, k = r.numerics, None, None
     if r.scale == 0:
         return None, None
-    if x.dot != "exact":
-        q, k = UTF * r.q.abs(), UTF * r.k.abs()
+    if (to := operand_format(x)) is not None:
+        q, k = to.unit * r.q.abs(), to.unit * r.k.abs()
     if x.q_prescaled:
         moved = torch.maximum(r.inp.unit * r.q.abs(), (r.q != 0) * (r.inp.eta / abs(r.scale)))
         q = moved if q is None else q + moved
@@ -141,8 +157,8 @@ def _operand_errors(
     if k is not None:
         k_variance, k_worst = scale**2 * (r.q**2 @ (k**2).mT), scale * (r.q.abs() @ k.mT)
         moved = moved + _likely(r, k_variance, k_worst)
-    if r.numerics.dot == "tf32_trunc" and not r.generic:
-        moved = moved + 2 * UTF * scale * (r.q.abs() @ r.k.abs().mT)
+    if (bias := operand_bias(r.numerics)) and not r.generic:
+        moved = moved + 2 * bias * scale * (r.q.abs() @ r.k.abs().mT)
     return q_worst, k_worst, k_variance, moved
 
 
@@ -185,7 +201,7 @@ def _constants(r: Rows) -> float:
     to tf32 is on average u too small, and so is the product.
     """
     x = r.numerics
-    return (2 + 2 * x.scale_rounded) * U32 + 2 * UTF * (x.dot == "tf32_trunc")
+    return (2 + 2 * x.scale_rounded) * U32 + 2 * operand_bias(x)
 
 
 def _constants_after_the_cap(r: Rows) -> list[Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernelassay.oracle.budget_rows import Rows
-from kernelassay.oracle.budget_scores import U32, UTF, ScoreErrors
+from kernelassay.oracle.budget_scores import U32, ScoreErrors, operand_bias, operand_format
 from kernelassay.oracle.formats import Format, format_of
 
 GRANULE = 16
@@ -49,8 +49,9 @@ class Term:
 def p_format(r: Rows) -> Format | None:
     """The format P is cast to before P.V, None if it stays in fp32; tf32 units cast it too."""
     p = format_of(r.numerics.p)
-    if r.numerics.dot != "exact" and p.unit < UTF:
-        return format_of("tf32")
+    to = operand_format(r.numerics)
+    if to is not None and p.unit < to.unit:
+        return to
     return p if p.unit > U32 else None
 
 
@@ -71,7 +72,7 @@ def cast_of_p(r: Rows, errors: ScoreErrors) -> tuple[Tensor, Tensor]:
 def probability_cast(r: Rows, rounds: Tensor, flushed: Tensor) -> Term:
     """Rounding P before P.V. If the row sum adds the rounded P, numerator and sum err alike."""
     plain = Term(rounds**2 @ r.v**2, rounds @ r.v.abs(), flushed @ r.v.abs())
-    fixed = UTF * r.out.abs() if r.numerics.dot == "tf32_trunc" else 0.0
+    fixed = operand_bias(r.numerics) * r.out.abs()
     if r.numerics.l_from_p is False:
         return plain + Term(fixed=fixed)
     centred = Term(r.spread2(rounds**2), r.spread1(rounds), r.spread1(flushed))
@@ -117,10 +118,9 @@ def operand_term(r: Rows, errors: ScoreErrors) -> Term:
         term += Term(variance.squeeze(-2), worst.squeeze(-2))
     if errors.k is not None:
         term += Term(r.spread2(r.p**2 * errors.k_variance), r.spread1(r.p * errors.k_worst))
-    if r.numerics.dot != "exact":
-        term += Term(UTF**2 * (r.p**2 @ r.v**2), UTF * (r.p @ r.v.abs()))
-    if r.numerics.dot == "tf32_trunc":
-        term += Term(fixed=UTF * r.out.abs())
+    if (to := operand_format(r.numerics)) is not None:
+        term += Term(to.unit**2 * (r.p**2 @ r.v**2), to.unit * (r.p @ r.v.abs()))
+        term += Term(fixed=operand_bias(r.numerics) * r.out.abs())
     return term
 
 

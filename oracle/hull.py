@@ -14,7 +14,7 @@ weights that do not sum to 1 by construction: exp(z - lse), or partial results m
 import torch
 from torch import Tensor
 
-from kernelassay.oracle.budget_scores import U32, UTF
+from kernelassay.oracle.budget_scores import U32, operand_bias, operand_format
 from kernelassay.oracle.formats import format_of
 from kernelassay.oracle.numerics import Numerics
 
@@ -75,9 +75,9 @@ def hull_allowed(far: Tensor, count: Tensor, keys: int, lse: Tensor, numerics: N
 def _casts(x: Numerics, n: Tensor) -> Tensor | float:
     """Roundings of P and, in tf32 units, of v, relative to the largest value."""
     p, operands = format_of(x.p), 0.0
-    if x.dot != "exact":
-        operands = UTF * (4 if x.dot == "tf32_trunc" else 1)
-        p = format_of("tf32") if p.unit < UTF else p
+    if (to := operand_format(x)) is not None:
+        operands = to.unit * (4 if operand_bias(x) else 1)
+        p = to if p.unit < to.unit else p
     if p.unit <= U32 or (x.l_from_p and x.dot == "exact"):  # a row sum of the same weights
         return operands
     return operands + p.unit + n * (p.eta / x.p_scale)

@@ -26,8 +26,9 @@ class Numerics:
     """True: P is divided by the row sum before its cast (an unfused softmax); False: the output is
     divided at the end, so weights that are powers of two are exact in any dtype; None: not known
     (what is divided first underflows sooner, so that is allowed for)."""
-    dot: Literal["exact", "tf32", "tf32_trunc"] = "exact"
-    """what the matrix units do to their operands: nothing, round to tf32, truncate to tf32."""
+    dot: Literal["exact", "tf32", "tf32_trunc", "3xtf32"] = "exact"
+    """what the matrix units do to their operands: nothing, round to tf32, truncate to tf32, or
+    split them into two truncated tf32 numbers, of whose products the smallest is left out."""
     acc_u: float = 2.0**-23
     """error of one accumulation step relative to the partial sum. 2**-23: truncating fp32
     (tensor cores); 2**-24: fp32 to nearest; 2**-11: fp16; 2**-13: Hopper fp8."""

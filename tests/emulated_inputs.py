@@ -37,11 +37,15 @@ NUMERICS = {
     "fp32": ("fp32", PLAIN),
     "tf32": ("fp32", Numerics(dot="tf32", p="tf32", kstep=8)),
     "tf32, cut operands": ("fp32", Numerics(dot="tf32_trunc", p="tf32", kstep=8)),
+    "3xtf32": (
+        "fp32",
+        Numerics(dot="3xtf32", p="fp32", acc_u=2.0**-24, acc_biased=False, kstep=8),
+    ),
 }
 OF_SCORES = (
     "fp16", "bf16", "fp16, l of rounded P", "bf16, P in fp32", "bf16, fused scale",
     "bf16, q prescaled", "bf16, math path", "bf16, scores in bf16", "fp16, fp16 accumulators",
-    "bf16, P in e4m3", "fp32", "tf32", "tf32, cut operands",
+    "bf16, P in e4m3", "fp32", "tf32", "tf32, cut operands", "3xtf32",
 )  # fmt: skip
 NUMERICS_OF_SCORES = {name: NUMERICS[name] for name in OF_SCORES} | {
     "bf16, op by op": ("bf16", replace(EAGER, score="bf16")),

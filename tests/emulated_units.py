@@ -60,13 +60,23 @@ def operand(x: Tensor, numerics: Numerics) -> Tensor:
 
 def dot(acc: Tensor, a: Tensor, b: Tensor, x: Numerics) -> Tensor:
     """acc + a @ b in steps of kstep products, settled into the accumulator after each."""
-    a, b = operand(a, x), operand(b, x)
+    if x.dot == "3xtf32":
+        (a, a_low), (b, b_low) = split(a), split(b)
+        pairs = [(a_low, b), (a, b_low), (a, b)]
+    else:
+        pairs = [(operand(a, x), operand(b, x))]
     bits = round(-math.log2(x.acc_u))
     for start in range(0, a.shape[-1], x.kstep):
         part = slice(start, start + x.kstep)
-        acc = acc + a[..., part] @ b[..., part, :]
+        acc = acc + sum(left[..., part] @ right[..., part, :] for left, right in pairs)
         acc = cut(acc, bits + 1) if x.acc_biased else nearest(acc, bits)
     return acc
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two truncated tf32 numbers whose sum is nearly *x*."""
+    high = cut(x, 11)
+    return high, cut(x - high, 11)
 
 
 def tree_sum(x: Tensor) -> Tensor:

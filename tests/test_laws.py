@@ -11,7 +11,7 @@ from test_laws_relations import MINE as RELATED
 from toy_kernels import INVARIANT, REFERENCE, UNDECLARED, hide, only, right, toy, without_tail
 
 from kernelassay.impls.calls import check_attend, refuse_unsupported
-from kernelassay.impls.contract import AttendCall, AttendResult, Conventions
+from kernelassay.impls.contract import AttendCall, AttendResult, Conventions, Scoring
 from kernelassay.oracle.visibility import visible
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.engine import Options, Outcome, check
@@ -113,6 +113,10 @@ def other_heads(call: AttendCall) -> AttendResult:
     return right(replace(call, k=call.k[:, use], v=call.v[:, use]))
 
 
+def without_scoring(call: AttendCall) -> AttendResult:
+    return right(replace(call, scoring=Scoring()))
+
+
 def first_request_for_all(call: AttendCall) -> AttendResult:
     return right(replace(call, v=call.v[:1].expand_as(call.v)))
 
@@ -194,6 +198,7 @@ BROKEN: dict[str, tuple[str, Callable[[AttendCall], AttendResult], dict[str, Any
     "a little scaled": ("attention.value", scaled(1 + 2.0**-19), {}, "Imprecise"),
     "tail": ("attention.value", without_tail, {"tiles": (16,)}, "WrongValue"),
     "heads": ("attention.value", other_heads, {}, "WrongValue"),
+    "no score terms": ("attention.score_terms", without_scoring, {}, "WrongValue"),
     "no maximum": ("attention.extreme_scores", no_maximum, {}, "NonFinite"),
     "lse": ("attention.lse", wrong_lse, {}, "WrongValue"),
     "no maximum, lse": ("attention.lse", no_maximum, {}, "NonFinite"),

@@ -16,7 +16,7 @@ from kernelassay.oracle.budget import Z_RMS_LIMIT, attention_budget, recognised
 from kernelassay.oracle.formats import format_of
 from kernelassay.oracle.numerics import Numerics, default_numerics
 
-TIGHT = {"fp32": 1 / 15, "fp16, fp16 accumulators": 1 / 5}
+TIGHT = {"fp32": 1 / 15, "3xtf32": 1 / 15, "fp16, fp16 accumulators": 1 / 5}
 """Least share of the budget that right kernels use on normal inputs, where it is not 1/4: many
 roundings of a random walk share one budget there."""
 

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from kernelassay.oracle.numerics import Numerics, default_numerics
 
-TIGHT = {"fp32": 1 / 15, "fp32, tanh.approx": 1 / 15, "fp16, fp16 accumulators": 1 / 5}
+TIGHT = dict.fromkeys(("fp32", "3xtf32", "fp32, tanh.approx"), 1 / 15)
+TIGHT["fp16, fp16 accumulators"] = 1 / 5
 """Least share of the budget that right kernels use on normal inputs, where it is not 1/4: many
 roundings of a random walk share one budget there."""
 
