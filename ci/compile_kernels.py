@@ -13,7 +13,8 @@ from importlib import import_module, util
 from multiprocessing import get_context
 from typing import Any
 
-KERNELS = ("triton_attention",)  # modules of kernelassay.impls with compile_specs()
+KERNELS = ("triton_attention", "triton_split", "triton_paged")
+"""Modules of kernelassay.impls with compile_specs()."""
 TARGETS = {
     "sm_90": ("cuda", 90, 32),
     "sm_80": ("cuda", 80, 32),

@@ -28,7 +28,10 @@ __all__ = [
     "Capabilities",
     "ContractError",
     "Conventions",
+    "MergeCall",
+    "Merges",
     "Numerics",
+    "Pages",
     "Scoring",
     "Unsupported",
     "Visibility",
@@ -64,7 +67,13 @@ FEATURES: Mapping[str, str] = {
     "sink_logits": "a logit for each head in the denominator, and in the LSE, without a value",
     "strides": "views of any strides: transposed, expanded, interleaved, padded",
 }
-"""What a kernel may support or decline, with what each name means."""
+"""What attention forward may support or decline, with what each name means."""
+
+MERGING: Mapping[str, str] = {
+    "merge": "partial results of the same rows become one: merge(call) -> out, lse",
+    "merge.many": "more than two parts in one call, and one alone",
+}
+"""The same for a merge of partial results."""
 
 
 class Unsupported(Exception):
@@ -76,12 +85,30 @@ class ContractError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Pages:
+    """Where keys and values lie that are kept in pages: key j of request b is in slot j % size of
+    page table[b, j // size].
+
+    Entries past a request's last page are -1. Pages may be shared, lie in any order, and hold
+    what earlier requests left; a slot at or past the request's length holds garbage.
+    """
+
+    table: Tensor  # [B, most pages of a request], int32
+    size: int  # keys to a page
+    layout: Literal["NHD", "HND"]  # a pool is [pages, size, Hkv, D] or [pages, Hkv, size, D]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class AttendCall:
     """One attention forward: out[b, h, i] = sum_j softmax_j(scale q[b,h,i].k[b,g,j]) v[b,g,j].
 
     Query head h uses KV head g = h // (Hq / Hkv). Tensors are views in the layout the adapter
     declared; their shapes are always logical. *visibility* says which keys a query sees,
     *scoring* what is done to a score before the softmax (soft cap, ALiBi, bias, sink).
+
+    A kernel that declares `Capabilities.pages` gets *pages*: k and v are then pools, and
+    visibility.lengths is given, the number of each request's keys. One that declares
+    `Capabilities.splits` gets *splits*, the number of parts that the keys are to be cut into.
     """
 
     q: Tensor  # [B, Hq, Tq, D]
@@ -90,6 +117,8 @@ class AttendCall:
     scale: float | None = None  # None: the kernel's default, which must be 1/sqrt(D)
     visibility: Visibility = field(default_factory=Visibility)
     scoring: Scoring = field(default_factory=Scoring)
+    pages: Pages | None = None
+    splits: int | None = None
 
     @property
     def softmax_scale(self) -> float:
@@ -104,6 +133,34 @@ class AttendResult:
     out: Tensor
     lse: Tensor | None = None
     backend: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MergeCall:
+    """n partial results of the same rows, over keys that no two of them share, to be made one:
+
+        lse = log sum_i exp(lse_i)      out = sum_i exp(lse_i - lse) out_i
+
+    LSEs are in the declared base, -inf for a part that saw no key; such a part's output is
+    finite garbage and counts for nothing. With `Capabilities.state` "mlu" a part is a state of
+    the online softmax: numerators u in *outs*, maxima m in *lses*, denominators l in *sums*; m
+    and l are natural numbers of the scores, m = -inf and l = 0 without a key.
+    """
+
+    outs: Tensor  # [n, B, H, T, Dv]
+    lses: Tensor  # [n, B, H, T], of dtype Numerics.lse
+    sums: Tensor | None = None  # [n, B, H, T], likewise
+
+
+@runtime_checkable
+class Merges(Protocol):
+    """An adapter that offers a merge. It returns (out, lse), or (u, m, l) where it declares so."""
+
+    name: str
+    capabilities: "Capabilities"
+
+    def merge(self, call: MergeCall) -> tuple[Tensor, ...]:
+        """The parts of *call* as one: out [B, H, T, Dv], lse [B, H, T]."""
 
 
 @runtime_checkable
@@ -170,13 +227,22 @@ class Capabilities:
     declines: frozenset[str] = frozenset()
     conventions: Conventions = Conventions()
     layouts: tuple[str, ...] = ("BHTD",)
-    """physical layouts of q, k, v the kernel takes: "BHTD", "BTHD"."""
+    """physical layouts of q, k, v the kernel takes: "BHTD", "BTHD". For a merge those of a part,
+    the parts one after the other, or "BTNHD": the parts of a row side by side."""
     tiles: tuple[int, ...] = (16, 32, 64, 128)
     """sizes near which something changes: tiles, pages, thresholds; lengths are aimed there."""
     min_keys: int = 1
     """the smallest Tk that is not 0; "no_keys" says whether 0 is possible."""
     max_tokens: int = 4096
     """the largest Tq or Tk to use."""
+    pages: tuple[int, ...] = ()
+    """the page sizes that the kernel takes, if keys and values come in pages."""
+    page_layout: Literal["NHD", "HND"] = "NHD"
+    """how such a page is laid out: [size, Hkv, D] or [Hkv, size, D]."""
+    splits: bool = False
+    """the call says into how many parts the keys are cut."""
+    state: Literal["out_lse", "mlu"] = "out_lse"
+    """what a merge takes and gives: outputs with their log-sum-exps, or states (u, m, l)."""
     compiled: bool = False
     """the kernel goes through torch.compile. PyTorch compiles nothing under the mode that gives a
     launcher's allocations guard zones, so such a kernel's outputs are not watched."""
@@ -184,19 +250,21 @@ class Capabilities:
     """device -> most tile steps of one launch; for the interpreter 16 by default."""
 
     def __post_init__(self) -> None:
-        for name in ("devices", "dtypes", "head_sizes", "layouts", "tiles"):
+        for name in ("devices", "dtypes", "head_sizes", "layouts", "tiles", "pages"):
             object.__setattr__(self, name, tuple(_several(name, getattr(self, name))))
         for name in ("supports", "declines"):
             object.__setattr__(self, name, frozenset(_several(name, getattr(self, name))))
         _known("devices", self.devices, DEVICES)
         _known("dtypes", self.dtypes, DTYPES)
-        _known("layouts", self.layouts, ("BHTD", "BTHD"))
-        _known("supports", self.supports, FEATURES)
-        _known("declines", self.declines, FEATURES)
+        _known("layouts", self.layouts, ("BHTD", "BTHD", "BTNHD"))
+        _known("supports", self.supports, (*FEATURES, *MERGING))
+        _known("declines", self.declines, (*FEATURES, *MERGING))
+        _known("page_layout", [self.page_layout], ("NHD", "HND"))
+        _known("state", [self.state], ("out_lse", "mlu"))
         for name in ("devices", "dtypes", "head_sizes", "layouts", "tiles"):
             if not getattr(self, name):
                 raise ContractError(f"Capabilities.{name}: got nothing, expected at least one")
-        for name in ("head_sizes", "tiles"):
+        for name in ("head_sizes", "tiles", "pages"):
             if bad := [n for n in getattr(self, name) if not _positive(n)]:
                 raise ContractError(
                     f"Capabilities.{name}: got {bad!r}, expected positive integers"
@@ -217,9 +285,18 @@ class Capabilities:
             )
 
     @property
+    def operations(self) -> frozenset[str]:
+        """What the kernel does: "attend" or "merge", and attention over "pages" or in "splits"."""
+        if "merge" in self.supports:
+            return frozenset({"merge"})
+        special = {"pages": bool(self.pages), "splits": self.splits}
+        return frozenset({"attend", *(name for name, given in special.items() if given)})
+
+    @property
     def undeclared(self) -> frozenset[str]:
-        """Features in neither set."""
-        return frozenset(FEATURES) - self.supports - self.declines
+        """Features of the kernel's operations that are in neither set."""
+        known = frozenset(MERGING if "merge" in self.supports else FEATURES)
+        return known - self.supports - self.declines
 
 
 def _positive(n: object) -> bool:
@@ -263,12 +340,18 @@ def checked_adapter(adapter: Any, where: str = "adapter") -> Any:
             "none" if capabilities is None else type(capabilities).__name__,
             "kernelassay.Capabilities(devices=..., dtypes=..., head_sizes=..., supports=...)",
         )
-    if "attend" in capabilities.supports and not callable(getattr(adapter, "attend", None)):
-        raise wrong("attend", repr(getattr(adapter, "attend", None)), "a method attend(call)")
-    if "attend" not in capabilities.supports and callable(getattr(adapter, "attend", None)):
-        raise wrong(
-            "capabilities.supports", "no 'attend' beside an attend method", "'attend' in it"
-        )
+    for operation in ("attend", "merge"):
+        method = getattr(adapter, operation, None)
+        if operation in capabilities.supports and not callable(method):
+            raise wrong(operation, repr(method), f"a method {operation}(call)")
+        if operation not in capabilities.supports and callable(method):
+            raise wrong(
+                "capabilities.supports",
+                f"no {operation!r} beside a method {operation}",
+                f"{operation!r} in it",
+            )
+    if {"attend", "merge"} <= capabilities.supports:
+        raise wrong("capabilities.supports", "'attend' and 'merge'", "an adapter for each")
     declared = getattr(adapter, "numerics", None)
     per_dtype = declared if isinstance(declared, Mapping) else {"every dtype": declared}
     for dtype, numerics in per_dtype.items():

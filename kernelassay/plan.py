@@ -86,7 +86,8 @@ def plan(
 ) -> list[Item]:
     """All items; those that share inputs and oracles (same law, dtype, device) lie side by side.
 
-    Without *devices* or *dtypes*: all that a kernel declares.
+    Without *devices* or *dtypes*: all that a kernel declares. Laws of what a kernel does not do at
+    all, such as laws of pages where it takes none, make no item.
     """
     _known("device", devices, DEVICES)
     _known("dtype", dtypes, DTYPES)
@@ -97,7 +98,8 @@ def plan(
         for device in DEVICES
         for dtype in DTYPES
         for kernel in kernels
-        if device in _of(kernel.adapter.capabilities.devices, devices)
+        if law.operation in kernel.adapter.capabilities.operations
+        and device in _of(kernel.adapter.capabilities.devices, devices)
         and dtype in _of(kernel.adapter.capabilities.dtypes, dtypes)
     ]
 

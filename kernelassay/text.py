@@ -61,7 +61,7 @@ def number(x: float) -> str:
 
 OPTIONAL = (
     "lengths", "mask", "window", "sinks", "positions", "softcap", "alibi", "bias", "sink_logits",
-    "view", "at",
+    "page", "pages", "splits", "cuts", "tree", "order", "view", "at",
 )  # fmt: skip
 """Fields that are shown where they are not at their default."""
 

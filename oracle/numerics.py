@@ -60,6 +60,8 @@ class Numerics:
     """the smallest key tile: bounds how often the accumulator is rescaled."""
     lse: str = "fp32"
     """dtype of the log-sum-exp."""
+    states: bool = False
+    """True: a merge takes and gives states (u, m, l) of the softmax, not outputs and LSEs."""
 
     def __post_init__(self) -> None:
         for name in ("out", "p", "score", "lse"):

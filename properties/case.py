@@ -14,8 +14,15 @@ from typing import Any
 
 from kernelassay.properties.memory import VIEWS
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the case format; part of every case id."""
+
+
+TREES = ("flat", "left", "right", "balanced")
+"""How parts are merged: all at once, one after the other from either end, in pairs of pairs."""
+PAGINGS = ("shuffled", "ordered", "shared", "reserved")
+"""Where pages lie: anywhere; in order; anywhere, equal pages of several requests kept once;
+anywhere, with pages for keys past a length, too."""
 
 
 class CaseError(ValueError):
@@ -24,7 +31,12 @@ class CaseError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class AttendCase:
-    """One attention forward. Recipes: see `kernelassay.properties.content`, `content_terms`."""
+    """One attention forward. Recipes: see `kernelassay.properties.content`, `content_terms`.
+
+    *page*, *pages*, *splits*: see `kernelassay.properties.pages` and `AttendCall.splits`. *cuts*,
+    *tree*, *order*: where the keys are cut into parts and how those are merged, see
+    `kernelassay.properties.parts`.
+    """
 
     B: int = 1
     Hq: int = 1
@@ -48,6 +60,12 @@ class AttendCase:
     k: str = "zeros"
     v: str = "zeros"
     view: str = "contiguous"
+    page: int | None = None
+    pages: str = "shuffled:0"
+    splits: int | None = None
+    cuts: tuple[int, ...] | None = None
+    tree: str = "flat"
+    order: int = 0
     at: int = 0
     """The law's own parameter: a cut between chunks, the row looked at."""
 
@@ -135,8 +153,8 @@ def case_from(given: dict[str, Any]) -> AttendCase:
         kinds: tuple[type, ...] = {
             "scale": (float, int, type(None)),
             "softcap": (float, int, type(None)),
-            "Dv": (int, type(None)),
-            "lengths": (tuple, list, type(None)),
+            **dict.fromkeys(("Dv", "page", "splits"), (int, type(None))),
+            **dict.fromkeys(("lengths", "cuts"), (tuple, list, type(None))),
             "positions": (str, type(None)),
             **dict.fromkeys(("mask", "alibi", "bias", "sink_logits"), (str, type(None))),
             "window": (tuple, list),
@@ -157,9 +175,15 @@ def checked(case: AttendCase) -> AttendCase:
     for name in ("B", "Hq", "Hkv", "D"):
         if getattr(case, name) < 1:
             raise CaseError(f"case: field {name}: got {getattr(case, name)}, expected at least 1")
-    if case.Dv is not None and case.Dv < 1:
-        raise CaseError(f"case: field Dv: got {case.Dv}, expected at least 1, or None for D")
-    for name in ("Tq", "Tk", "sinks", "at"):
+    for name, none in (("Dv", "None for D"), ("page", "None"), ("splits", "None")):
+        if (n := getattr(case, name)) is not None and n < 1:
+            raise CaseError(f"case: field {name}: got {n}, expected at least 1, or {none}")
+    if case.cuts is not None and not all(_count(n) for n in case.cuts):
+        raise CaseError(f"case: field cuts: got {case.cuts}, expected numbers of at least 0")
+    for name, known in (("tree", TREES), ("pages", PAGINGS)):
+        if (value := getattr(case, name)).split(":")[0] not in known:
+            raise CaseError(f"case: field {name}: got {value!r}, expected {' or '.join(known)}")
+    for name in ("Tq", "Tk", "sinks", "order", "at"):
         if getattr(case, name) < 0:
             raise CaseError(f"case: field {name}: got {getattr(case, name)}, expected at least 0")
     if case.Hq % case.Hkv:

@@ -27,6 +27,9 @@ class Domain:
     steps: int | None
     dtype: str
     out: str
+    pages: tuple[int, ...] = ()
+    splits: bool = False
+    merge: bool = False
 
     def has(self, *features: str) -> bool:
         """Whether all these features are supported."""
@@ -95,7 +98,7 @@ def domain_of(subject: Subject, level: str = "nightly", seed: int = 0) -> Domain
     """The domain of *subject*: capabilities, the work limit of its device, the level's sizes."""
     c = subject.capabilities
     return Domain(
-        supports=c.supports,
+        supports=subject.supports,
         declines=c.declines,
         head_sizes=head_sizes_at(c.head_sizes, level, seed),
         few_head_sizes=head_sizes_at(c.head_sizes, "smoke" if level == "pr" else level, seed),
@@ -106,6 +109,9 @@ def domain_of(subject: Subject, level: str = "nightly", seed: int = 0) -> Domain
         steps=c.work_limit.get(subject.device, _STEPS.get(subject.device)),
         dtype=subject.dtype,
         out=subject.numerics.out,
+        pages=c.pages,
+        splits=c.splits,
+        merge=subject.merges,
     )
 
 
@@ -131,8 +137,15 @@ def lacking(case: AttendCase, domain: Domain) -> list[str]:
         "sink_logits": case.sink_logits is not None,
         "strides": case.view != "contiguous",
         f"causal.{case.causal}": case.causal != "none",
+        "merge.many": case.cuts is not None and case.tree == "flat" and len(case.cuts) != 1,
     }
     missing = [name for name, needed in needs.items() if needed and not domain.has(name)]
+    if domain.merge != (case.cuts is not None):
+        missing.append("cuts" if domain.merge else "merge")
+    if case.page is not None and case.page not in domain.pages:
+        missing.append(f"page={case.page}")
+    if case.splits is not None and not domain.splits:
+        missing.append("splits")
     if 0 < case.Tk < domain.min_keys:
         missing.append(f"Tk={case.Tk}")
     if case.D not in domain.head_sizes:

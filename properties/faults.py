@@ -17,6 +17,7 @@ from kernelassay.oracle.formats import format_of
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.fault_setting import Answer, Fault, Setting, scored
 from kernelassay.properties.faults_arithmetic import FAULTS as ARITHMETIC
+from kernelassay.properties.faults_merging import FAULTS as MERGING
 from kernelassay.properties.faults_reading import FAULTS as READING
 from kernelassay.properties.faults_scoring import FAULTS as SCORING
 from kernelassay.properties.faults_terms import FAULTS as TERMS
@@ -170,7 +171,8 @@ def recognise(seen: Sequence[Observed]) -> list[Reading]:
     if not first.wrong:
         return []
     fitting: dict[tuple[str, str], tuple[Fault, Fit, int]] = {}
-    for fault in FAULTS:
+    cut = first.setting.tensors.plan.cuts is not None
+    for fault in MERGING if cut else FAULTS:
         for detail, answer in fault.variants(first.setting):
             if (fit := distance(answer, first)) is not None:
                 fitting[fault.name, detail] = (fault, fit, 1)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelassay.impls.contract import AttendCall, Scoring, Visibility
+from kernelassay.impls.contract import AttendCall, MergeCall, Scoring, Visibility
+from kernelassay.oracle.merging import Tree
 from kernelassay.oracle.scoring import PLAIN
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.content import content
@@ -20,6 +21,25 @@ from kernelassay.properties.content_terms import (
 )
 from kernelassay.properties.memory import Placed, place, placed_small
 
+TERMS = ("alibi", "bias", "sink_logits")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How keys are kept and divided, which changes no logical value: fields as of a case.
+
+    *fill*: what is held by the outputs of parts that saw no key, and by slots of pages that are
+    nobody's. None: 1000, in pages NaN where the conventions allow it.
+    """
+
+    page: int | None = None
+    pages: str = "shuffled:0"
+    splits: int | None = None
+    cuts: tuple[int, ...] | None = None
+    tree: str = "flat"
+    order: int = 0
+    fill: float | None = None
+
 
 @dataclass(frozen=True, eq=False)
 class Logical:
@@ -31,6 +51,7 @@ class Logical:
     scale: float | None
     visibility: Visibility
     scoring: Scoring = PLAIN
+    plan: Plan = Plan()
 
     @property
     def softmax_scale(self) -> float:
@@ -42,8 +63,9 @@ class Logical:
 class Inputs:
     """A call ready for a kernel, and every input's storage for the check afterwards."""
 
-    call: AttendCall
+    call: AttendCall | MergeCall
     placed: tuple[Placed, ...]
+    tree: Tree | None = None  # along which the parts of a merge are merged
 
     def mutated(self) -> list[str]:
         """Names of the inputs, guards included, that are no longer what they were."""
@@ -92,7 +114,8 @@ def logical(case: AttendCase, dtype: str, device: str = "cpu") -> Logical:
         made = [x[:1].expand_as(x) for x in made]
     q, k, v = (x.to(device) for x in made)
     scoring = scoring_of(case, dtype, device)
-    return Logical(q, k, v, case.scale, visibility_of(case, device), scoring)
+    plan = Plan(case.page, case.pages, case.splits, case.cuts, case.tree, case.order)
+    return Logical(q, k, v, case.scale, visibility_of(case, device), scoring, plan)
 
 
 def inputs(
@@ -104,23 +127,38 @@ def inputs(
         place(name, x, layout, view, device)
         for name, x in (("q", tensors.q), ("k", tensors.k), ("v", tensors.v))
     ]
-    small: Mapping[str, Tensor | None] = {
-        "lengths": vis.lengths,
-        "q_positions": vis.q_positions,
-        "k_positions": vis.k_positions,
-        "mask": vis.mask if vis.mask is None or mask_polarity == "keep" else ~vis.mask,
-    }
-    terms = {n: getattr(scoring, n) for n in ("alibi", "bias", "sink_logits")}
-    held = {n: placed_small(n, x, device) for n, x in small.items() if x is not None}
-    kept = {n: placed_small(n, x, device) for n, x in terms.items() if x is not None}
-    seen: dict[str, Any] = {n: p.view for n, p in held.items()}
-    changing: dict[str, Any] = {n: p.view for n, p in kept.items()}
+    around = beside(vis, scoring, device, mask_polarity)
     call = AttendCall(
         q=placed[0].view,
         k=placed[1].view,
         v=placed[2].view,
         scale=tensors.scale,
-        visibility=replace(vis, **seen),
-        scoring=replace(scoring, **changing),
+        splits=tensors.plan.splits,
+        **seen_by_kernel(vis, scoring, around),
     )
-    return Inputs(call, (*placed, *held.values(), *kept.values()))
+    return Inputs(call, (*placed, *around.values()))
+
+
+def beside(
+    vis: Visibility, scoring: Scoring, device: str, mask_polarity: str
+) -> dict[str, Placed]:
+    """What is given beside q, k and v, by name, on the kernel's device."""
+    mask = vis.mask if vis.mask is None or mask_polarity == "keep" else ~vis.mask
+    given: Mapping[str, Tensor | None] = {
+        "lengths": vis.lengths,
+        "q_positions": vis.q_positions,
+        "k_positions": vis.k_positions,
+        "mask": mask,
+        **{n: getattr(scoring, n) for n in TERMS},
+    }
+    return {n: placed_small(n, x, device) for n, x in given.items() if x is not None}
+
+
+def seen_by_kernel(
+    vis: Visibility, scoring: Scoring, around: Mapping[str, Placed]
+) -> dict[str, Any]:
+    """Visibility and scoring with the tensors that the kernel gets."""
+    terms = {n: p.view for n, p in around.items() if n in TERMS}
+    others: dict[str, Any] = {n: p.view for n, p in around.items() if n not in TERMS}
+    changed: dict[str, Any] = terms
+    return {"visibility": replace(vis, **others), "scoring": replace(scoring, **changed)}

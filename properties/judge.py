@@ -24,6 +24,7 @@ from kernelassay.properties.case import AttendCase
 from kernelassay.properties.failures import Failure, Imprecise, NonFinite, Place, WrongValue
 from kernelassay.properties.inputs import Logical, logical
 from kernelassay.properties.memory import bits
+from kernelassay.properties.parts import merge_budget
 from kernelassay.properties.subject import Attended, Subject
 
 GROSS = 8.0
@@ -70,7 +71,9 @@ def shape_of(tensors: Logical) -> tuple[int, int, int, int]:
 
 
 def budget_of(tensors: Logical, numerics: Numerics, *, generic: bool) -> Budget:
-    """Oracle and budget of logical tensors."""
+    """Oracle and budget of logical tensors; where they are cut, of the merge of the parts."""
+    if tensors.plan.cuts is not None:
+        return merge_budget(tensors, numerics)
     t, scoring, shape = tensors, tensors.scoring, shape_of(tensors)
     return attention_budget(
         t.q, t.k, t.v, t.softmax_scale, seen_by(t), numerics,

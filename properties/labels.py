@@ -1,6 +1,7 @@
 """Labels: what kind of input a case is. Counted in records; a stratum's label must occur."""
 
 import math
+from itertools import pairwise
 
 from kernelassay.oracle.visibility import visible
 from kernelassay.properties.case import AttendCase
@@ -84,6 +85,29 @@ def _facts(case: AttendCase, domain: Domain) -> dict[str, bool]:
         "all_rows_empty": empty == "all",
         "sink_of_empty_rows": case.sink_logits is not None and empty != "no",
         **_scoring_facts(case),
+        **_facts_of_parts(case),
+    }
+
+
+def _facts_of_parts(case: AttendCase) -> dict[str, bool]:
+    """What is true of parts, splits and pages."""
+    cut, page, lengths = case.cuts is not None, case.page or 1, case.lengths or (case.Tk,)
+    edges = [0, *sorted(min(c, case.Tk) for c in case.cuts or ()), case.Tk]
+    return {
+        "trees": case.tree != "flat",
+        "empty_part": cut and any(a == b for a, b in pairwise(edges)),
+        "empty_for_some": cut and (case.mask is not None or case.causal != "none"),
+        "all_parts_empty": cut and 0 in lengths,
+        "maxima_apart": case.k.startswith("peak:"),
+        "equal_maxima": cut and case.k == "zeros",
+        "single_part": case.cuts == (),
+        "cut_keys": case.causal == "none",
+        "cascade": case.causal == "bottom_right",
+        "cut_ragged": case.lengths is not None,
+        "more_splits_than_keys": case.splits is not None and case.splits > case.Tk,
+        "page_edges": case.page is not None and case.Tk % page in (0, 1, page - 1),
+        "shared_pages": case.view == "expanded" and case.B > 1,
+        "reserved_pages": case.lengths is not None,
     }
 
 

@@ -105,6 +105,17 @@ def place(name: str, logical: Tensor, layout: str, view: str, device: str) -> Pl
     return Placed(name, seen, storage, before)
 
 
+def placed_view(name: str, physical: Tensor, device: str, axes: list[int]) -> Placed:
+    """*physical* as it lies, between guards of NaN, seen with its axes permuted."""
+    before = torch.full(
+        (physical.numel() + 2 * GUARD,), float("nan"), dtype=physical.dtype, device=physical.device
+    )
+    before[GUARD : GUARD + physical.numel()] = physical.flatten()
+    storage = before.to(device, copy=True)
+    seen = storage[GUARD : GUARD + physical.numel()].view(physical.shape)
+    return Placed(name, seen.permute(axes), storage, before)
+
+
 def placed_small(name: str, values: Tensor, device: str) -> Placed:
     """An input beside q, k and v (lengths, positions, a mask, a bias), watched for writes."""
     before = values.contiguous()

@@ -177,6 +177,7 @@ def _proposed(case: AttendCase, domain: Domain) -> Iterator[tuple[str, str, Atte
     yield "scale", "default", replace(case, scale=None)
     yield "window", "none", replace(case, window=(None, None), sinks=0)
     yield from _other_terms(case)
+    yield from _other_plans(case, domain)
     yield "view", "contiguous", replace(case, view="contiguous")
     if case.B > 1:
         for B in sorted({1, case.B - 1}):
@@ -191,6 +192,23 @@ def _proposed(case: AttendCase, domain: Domain) -> Iterator[tuple[str, str, Atte
         for recipe in ("zeros", "onehot") if field == "v" else ("zeros",):
             if not (recipe == "onehot" and case.v.startswith("zeros")):
                 yield field, recipe, _with(case, field, recipe)
+
+
+def _other_plans(case: AttendCase, domain: Domain) -> Iterator[tuple[str, str, AttendCase]]:
+    """Keys divided or kept in another way: other cuts, trees, splits, page sizes."""
+    if case.cuts is not None:
+        middle, edges = case.Tk // 2, {"first part empty": (0,), "last part empty": (case.Tk,)}
+        for name, cuts in {"in the middle": (middle,), **edges, "none": ()}.items():
+            yield "cuts", name, replace(case, cuts=cuts, tree="flat", order=0)
+        yield "tree", "flat", replace(case, tree="flat")
+        yield "order", "0", replace(case, order=0)
+    if case.splits is not None:
+        for n in sorted({1, 2, case.splits + 1, case.Tk + 1} - {case.splits}):
+            yield "splits", str(n), replace(case, splits=n)
+    if case.page is not None:
+        for page in domain.pages:
+            yield "page", str(page), replace(case, page=page)
+        yield "pages", "ordered", replace(case, pages="ordered")
 
 
 def _other_terms(case: AttendCase) -> Iterator[tuple[str, str, AttendCase]]:

@@ -22,7 +22,7 @@ class Property:
 
     *requires*: features that must be supported. *rests_on*: says of the declared capabilities
     why the law does not apply, or None where it does. *here*: why it cannot run on this machine,
-    or None. *strata*: label -> strategy of the domain.
+    or None. *strata*: label -> strategy of the domain. *operation*: of `Capabilities.operations`.
     *weight*: share of the level's cases, for laws whose case costs several launches.
     """
 
@@ -34,6 +34,7 @@ class Property:
     rests_on: Callable[[Capabilities], str | None] = field(default=lambda capabilities: None)
     weight: float = 1.0
     here: Callable[[Subject], str | None] = field(default=lambda subject: None)
+    operation: str = "attend"
 
     @property
     def family(self) -> str:
@@ -43,9 +44,11 @@ class Property:
     def standing(self, subject: Subject) -> tuple[str, str]:
         """Whether the law runs on *subject*: (status, reason); status "" when it runs."""
         c = subject.capabilities
+        if self.operation not in c.operations:
+            return "not_applicable", f"the kernel does not offer {self.operation}"
         if missing := sorted(self.requires & c.declines):
             return "declined", f"declines {', '.join(missing)}"
-        if missing := sorted(self.requires - c.supports):
+        if missing := sorted(self.requires - subject.supports):
             return "undeclared", f"declares nothing of {', '.join(missing)}"
         if why := self.rests_on(c):
             return "not_applicable", why
@@ -79,13 +82,13 @@ def law(
     rests_on: Callable[[Capabilities], str | None] = lambda capabilities: None,
     weight: float = 1.0,
     here: Callable[[Subject], str | None] = lambda subject: None,
+    operation: str = "attend",
 ) -> Callable[[Body], Property]:
     """Register the decorated body as the law *name*."""
 
     def register(body: Body) -> Property:
-        made = Property(
-            name, sentence, body, strata, frozenset({"attend", *requires}), rests_on, weight, here
-        )
+        needs = frozenset({"merge" if operation == "merge" else "attend", *requires})
+        made = Property(name, sentence, body, strata, needs, rests_on, weight, here, operation)
         REGISTRY[name] = made
         return made
 

@@ -85,7 +85,24 @@ def shapes(
         tk = draw(past_tile(domain, most) if long else near_tiles(domain, most, least))
         tk = max(tk, least)
     D = draw(st.sampled_from(domain.head_sizes))
-    return AttendCase(B=b, Hq=Hq, Hkv=Hkv, Tq=tq, Tk=tk, D=D)
+    return draw(planned(domain, AttendCase(B=b, Hq=Hq, Hkv=Hkv, Tq=tq, Tk=tk, D=D)))
+
+
+@st.composite
+def planned(draw: st.DrawFn, domain: Domain, case: AttendCase) -> AttendCase:
+    """*case* with a page size, a number of splits or parts to merge, where the kernel has such."""
+    changes: dict[str, object] = {}
+    if domain.pages:
+        changes["page"] = draw(st.sampled_from(domain.pages))
+        changes["pages"] = f"shuffled:{draw(SEEDS)}"
+    if domain.splits:
+        changes["splits"] = draw(st.sampled_from([2, 3, 1, 5, 8, 17]))
+    if domain.merge:
+        n = 2
+        if domain.has("merge.many"):
+            n = draw(st.sampled_from([2, 3, 5, 1, 8]))
+        changes["cuts"] = tuple(draw(st.integers(0, case.Tk)) for _ in range(n - 1))
+    return replace(case, **changes)  # type: ignore[arg-type]
 
 
 @st.composite

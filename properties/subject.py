@@ -15,12 +15,14 @@ from kernelassay.impls.contract import (
     AttendResult,
     Capabilities,
     Conventions,
+    MergeCall,
     Numerics,
     Unsupported,
     numerics_for,
 )
 from kernelassay.impls.interpreter import launching, mend
 from kernelassay.oracle.formats import format_of, name_of
+from kernelassay.oracle.merging import Tree
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.failures import (
     DeviceLost,
@@ -31,6 +33,8 @@ from kernelassay.properties.failures import (
 )
 from kernelassay.properties.inputs import Inputs, Logical, inputs, logical
 from kernelassay.properties.memory import Watch, check_guards, guarded_empty
+from kernelassay.properties.pages import paged_inputs
+from kernelassay.properties.parts import finished, merge_inputs, parts_of_call, stacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +47,8 @@ class Attended:
     watched: str
     watch: Watch | None = None
     guarded: tuple[Tensor, ...] = ()
+    raw: tuple[Tensor, ...] = ()
+    """the answer as the kernel gave it, where it has another form: (u, m, l)."""
 
     def check_guards(self) -> None:
         """Raise `OutOfBounds` if the kernel wrote outside its outputs, as far as can be seen."""
@@ -51,6 +57,14 @@ class Attended:
         for storage in self.guarded:
             check_guards(storage)
 
+
+SHAPES_PARTS = frozenset(
+    {
+        "lse", "causal.bottom_right", "causal.top_left", "unequal_lengths", "more_queries",
+        "no_keys", "lengths", "mask", "scale", "sink_logits", "bias",
+    }
+)  # fmt: skip
+"""What may decide which keys a part has and what it holds: nothing that a merge would notice."""
 
 SMALL = 1 << 22
 """Work up to which a case is judged on the CPU; see `work_of`."""
@@ -84,7 +98,8 @@ class Subject:
     current: AttendCase | None = None
 
     def __post_init__(self) -> None:
-        self.numerics, self.declared = numerics_for(self.kernel, self.dtype)
+        numerics, self.declared = numerics_for(self.kernel, self.dtype)
+        self.numerics = replace(numerics, states=self.capabilities.state == "mlu")
         if self.device == "interpreter":
             mend()  # third-party kernels are interpreted as a GPU would run them, too
 
@@ -98,6 +113,17 @@ class Subject:
         """What its author says that it can do."""
         found: Capabilities = self.kernel.capabilities
         return found
+
+    @property
+    def merges(self) -> bool:
+        """Whether the kernel merges partial results."""
+        return "merge" in self.capabilities.operations
+
+    @property
+    def supports(self) -> frozenset[str]:
+        """The features that calls may use. A merge sees parts alone, whatever made them."""
+        supports = self.capabilities.supports
+        return supports | SHAPES_PARTS if self.merges else supports
 
     @property
     def conventions(self) -> Conventions:
@@ -121,7 +147,7 @@ class Subject:
 
     def has(self, *features: str) -> bool:
         """Whether all these features are supported."""
-        return all(f in self.capabilities.supports for f in features)
+        return all(f in self.supports for f in features)
 
     def observe(self, ratio: float, case: AttendCase | None = None) -> None:
         """Note an error / allowed error; the worst is kept for the record."""
@@ -134,25 +160,29 @@ class Subject:
 
     def lay_out(self, tensors: Logical, view: str = "contiguous") -> Inputs:
         """A call of these logical tensors in the kernel's layout."""
+        c = self.capabilities
+        if self.merges:
+            return merge_inputs(tensors, c, self.numerics, self.home)
+        if c.pages:
+            return paged_inputs(tensors, c, view=view, device=self.home)
         return inputs(
             tensors,
-            layout=self.capabilities.layouts[0],
+            layout=c.layouts[0],
             view=view,
             device=self.home,
-            mask_polarity=self.conventions.mask_polarity,
+            mask_polarity=c.conventions.mask_polarity,
         )
 
     def attend(self, source: AttendCase | Logical | Inputs) -> Attended:
         """The kernel's answer; a refusal, an exception or a malformed answer is a failure."""
-        call = self._call(source)
+        given = self._given(source)
         try:
-            answer = self.answer(call)
+            answer = self._answered(given)
         except Unsupported as why:
             raise Refused(
                 f"{self.name} refused a call that it declares to support: {why}. "
                 f"Answer it, or take the feature out of capabilities.supports"
             ) from why
-        self._check_form(call, answer)
         answer = replace(
             answer,
             out=answer.out.to(self.place),
@@ -161,14 +191,46 @@ class Subject:
         # An LSE that is not declared is nobody's promise: no law looks at it.
         return answer if self.has("lse") else replace(answer, lse=None)
 
-    def answer(self, call: AttendCall) -> Attended:
+    def _answered(self, given: Inputs) -> Attended:
+        """The answer, of the form that was declared; parts are merged along their tree."""
+        call = given.call
+        if isinstance(call, AttendCall):
+            answer = self.answer(call)
+            self._check_form(call, answer)
+            return answer
+        parts = parts_of_call(call)
+        if given.tree is None or not isinstance(given.tree, tuple):
+            return self._merged(call)
+
+        def node(tree: Tree) -> tuple[Tensor, ...]:
+            return parts[tree] if isinstance(tree, int) else results(self._merged(below(tree)))
+
+        def below(tree: tuple[Tree, ...]) -> MergeCall:
+            return stacked([node(part) for part in tree], self.capabilities.layouts[0])
+
+        def results(answer: Attended) -> tuple[Tensor, ...]:
+            return answer.raw or tuple(x for x in (answer.out, answer.lse) if x is not None)
+
+        whole = given.tree == tuple(range(len(parts)))
+        return self._merged(call if whole else below(given.tree))
+
+    def _merged(self, call: MergeCall) -> Attended:
+        answer = self.answer(call)
+        self._check_form(call, answer)
+        return answer
+
+    def answer(self, call: AttendCall | MergeCall) -> Attended:
         """The kernel's answer as it came; `Unsupported` passes through."""
         self.launches += 1
         into = getattr(self.kernel, "attend_into", None)
-        quiet = launching(call.q) if self.device == "interpreter" else nullcontext()
+        first = call.q if isinstance(call, AttendCall) else call.outs
+        quiet = launching(first) if self.device == "interpreter" else nullcontext()
         try:
             with quiet:
-                answer = self._destination(into, call) if into else self._watched(call)
+                if into and isinstance(call, AttendCall):
+                    answer = self._destination(into, call)
+                else:
+                    answer = self._watched(call)
             if self.home == "cuda":
                 torch.cuda.synchronize()
         except (Unsupported, WrongShape, Raised):
@@ -185,30 +247,43 @@ class Subject:
         self.watched.add(answer.watched)
         return answer
 
-    def _call(self, source: AttendCase | Logical | Inputs) -> AttendCall:
+    def _given(self, source: AttendCase | Logical | Inputs) -> Inputs:
         if isinstance(source, AttendCase):
-            source = self.prepare(source)
-        elif isinstance(source, Logical):
-            source = self.lay_out(source)
-        return source.call
+            return self.prepare(source)
+        return self.lay_out(source) if isinstance(source, Logical) else source
 
-    def _watched(self, call: AttendCall) -> Attended:
+    def _run(self, call: AttendCall | MergeCall) -> Any:
+        return (
+            self.kernel.attend(call) if isinstance(call, AttendCall) else self.kernel.merge(call)
+        )
+
+    def _result(self, came: Any, watched: str, watch: Watch | None = None) -> Attended:
+        if self.capabilities.state == "mlu" and self.merges:
+            if not (isinstance(came, tuple) and len(came) == 3):
+                raise WrongShape(
+                    f"{self.name}.merge returned {type(came).__name__}; expected a tuple (u, m, l)"
+                )
+            out, lse = finished(came, format_of(self.numerics.out).dtype)
+            return Attended(out, lse, None, watched, watch, raw=came)
+        result = _as_result(f"{self.name}.{'merge' if self.merges else 'attend'}", came)
+        return Attended(result.out, result.lse, result.backend, watched, watch)
+
+    def _watched(self, call: AttendCall | MergeCall) -> Attended:
         if self.capabilities.compiled or self.unwatchable:
             return self._opaque(call)
         try:
             with Watch() as watch:
-                came = self.kernel.attend(call)
+                came = self._run(call)
         except Unsupported:
             raise
         except Exception as error:
             # What cannot run under a dispatch mode is no fault; what raises without one is.
             return self._unwatched(call, error)
-        result = _as_result(self.name, came)
-        owned = watch.owns(result.out)
-        level = "allocations" if owned else "opaque"
-        return Attended(result.out, result.lse, result.backend, level, watch)
+        answer = self._result(came, "allocations", watch)
+        owned = watch.owns(answer.raw[0] if answer.raw else answer.out)
+        return answer if owned else replace(answer, watched="opaque")
 
-    def _unwatched(self, call: AttendCall, error: Exception) -> Attended:
+    def _unwatched(self, call: AttendCall | MergeCall, error: Exception) -> Attended:
         """Once more without the watch, under which *error* was raised.
 
         What the watch is to blame for is raised under it again; anything else is the kernel's.
@@ -225,15 +300,14 @@ class Subject:
             ) from again
         try:
             with Watch():
-                self.kernel.attend(call)
+                self._run(call)
         except Exception:
             self.unwatchable = True
             return answer
         raise error
 
-    def _opaque(self, call: AttendCall) -> Attended:
-        result = _as_result(self.name, self.kernel.attend(call))
-        return Attended(result.out, result.lse, result.backend, "opaque")
+    def _opaque(self, call: AttendCall | MergeCall) -> Attended:
+        return self._result(self._run(call), "opaque")
 
     def _destination(self, into: Callable[..., Any], call: AttendCall) -> Attended:
         B, H, Tq, _ = call.q.shape
@@ -250,11 +324,13 @@ class Subject:
         guarded = (storage, lse_storage) if wants else (storage,)
         return Attended(out, lse if wants else None, backend, "destination", None, guarded)
 
-    def _check_form(self, call: AttendCall, answer: Attended) -> None:
-        B, H, Tq, _ = call.q.shape
-        expected: dict[str, tuple[tuple[int, ...], str]] = {
-            "out": ((B, H, Tq, call.v.shape[-1]), self.numerics.out)
-        }
+    def _check_form(self, call: AttendCall | MergeCall, answer: Attended) -> None:
+        if isinstance(call, AttendCall):
+            given, shape = call.q, (*call.q.shape[:3], call.v.shape[-1])
+        else:
+            given, shape = call.outs, tuple(call.outs.shape[1:])
+        B, H, Tq, _ = shape
+        expected: dict[str, tuple[tuple[int, ...], str]] = {"out": (shape, self.numerics.out)}
         if self.has("lse"):
             if answer.lse is None:
                 raise WrongShape(f"{self.name} returned no LSE; it declares that it supports lse")
@@ -268,8 +344,8 @@ class Subject:
                     f"{name}: got dtype {name_of(came.dtype)}, expected {dtype} "
                     f"(Numerics.{name} says so)"
                 )
-            if came.device.type != call.q.device.type:
-                raise WrongDtype(f"{name}: got device {came.device}, expected {call.q.device}")
+            if came.device.type != given.device.type:
+                raise WrongDtype(f"{name}: got device {came.device}, expected {given.device}")
 
 
 def _as_result(kernel: str, came: Any) -> AttendResult:
@@ -282,7 +358,7 @@ def _as_result(kernel: str, came: Any) -> AttendResult:
     for name, x in (("out", result.out), ("lse", result.lse)):
         if not (isinstance(x, Tensor) or (name == "lse" and x is None)):
             raise WrongShape(
-                f"{kernel}.attend returned {type(x).__name__} as {name}; expected a tensor, a "
+                f"{kernel} returned {type(x).__name__} as {name}; expected a tensor, a "
                 f"tuple (out, lse) or an AttendResult"
             )
     return result

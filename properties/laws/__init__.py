@@ -11,6 +11,8 @@ from kernelassay.properties.laws import (  # isort: skip
     sequences,
     alignment,
     edges,
+    merging,
+    paging,
 )
 
 __all__ = [
@@ -21,6 +23,8 @@ __all__ = [
     "exactly",
     "extent",
     "independence",
+    "merging",
+    "paging",
     "relations",
     "sequences",
     "values",

@@ -104,7 +104,9 @@ def declines(subject: Subject, case: AttendCase) -> None:
     strata={"malformed": s.malformed},
 )
 def validates(subject: Subject, case: AttendCase) -> None:
-    what, call = malformed_call(subject.prepare(case).call, case.at, subject.capabilities.supports)
+    given = subject.prepare(case).call
+    assert isinstance(given, AttendCall), "the law is of attend"
+    what, call = malformed_call(given, case.at, subject.capabilities.supports)
     try:
         subject.answer(call)
     except (Unsupported, Raised):

@@ -1,0 +1,272 @@
+"""Laws of merging: parts of the keys, however cut and in whatever order, make the whole.
+
+First those of a kernel that merges partial results: the suite cuts the keys and gives it the true
+partial results, rounded. Then those of attention whose LSE makes partial results of it, and of
+attention that cuts the keys itself.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kernelassay.impls.contract import Capabilities, Numerics
+from kernelassay.oracle.budget_merge import Part, merged
+from kernelassay.oracle.merging import finish, merge, state_of
+from kernelassay.properties import strata as s
+from kernelassay.properties.case import AttendCase
+from kernelassay.properties.failures import InputMutated, NonDeterministic
+from kernelassay.properties.inputs import Logical, Plan, logical
+from kernelassay.properties.judge import (
+    budget_for,
+    budget_of,
+    compare,
+    difference,
+    empty_rows,
+    judge,
+    judge_empty,
+    judge_lse,
+    judge_out,
+)
+from kernelassay.properties.laws.comparing import kept
+from kernelassay.properties.laws.equality import agree
+from kernelassay.properties.memory import check_written, same_bits
+from kernelassay.properties.parts import LN2, spans
+from kernelassay.properties.property import law
+from kernelassay.properties.subject import Attended, Subject
+
+EXACTLY = Numerics(p="fp64", out="fp64", lse="fp64", exp_u=2.0**-50, div_u=2.0**-50)
+"""A merge in float64."""
+
+
+@law(
+    "merging.value",
+    "Merged partial results are those of all the keys: out = sum_i e^(lse_i - lse) out_i, "
+    "lse = log sum_i e^lse_i.",
+    operation="merge",
+    strata={
+        "random_content": s.random_content,
+        "boolean_mask": s.boolean_mask,
+        "ragged": s.ragged,
+        "decode": s.decode,
+        "equal_maxima": s.equal_maxima,
+        "equal_values": s.equal_values,
+        "sink_logits": s.sink_logits,
+    },
+)
+def value(subject: Subject, case: AttendCase) -> None:
+    judge(subject, case, subject.attend(case))
+
+
+@law(
+    "merging.extreme",
+    "Wherever the maxima of the parts lie, and however far apart, the result is right and finite.",
+    operation="merge",
+    strata={
+        "maxima_apart": s.maxima_apart,
+        "scores_far_above": s.scores_far_above,
+        "scores_far_below": s.scores_far_below,
+        "scores_leap": s.scores_leap,
+        "scores_rising": s.scores_rising,
+    },
+)
+def extreme(subject: Subject, case: AttendCase) -> None:
+    judge(subject, case, subject.attend(case))
+
+
+@law(
+    "merging.empty_parts",
+    "A part that saw no key changes nothing, wherever it comes; where all are such, out is 0 and "
+    "the LSE -inf.",
+    operation="merge",
+    strata={
+        "empty_part": s.empty_part,
+        "empty_for_some": s.empty_for_some,
+        "all_parts_empty": s.all_parts_empty,
+    },
+)
+def empty_parts(subject: Subject, case: AttendCase) -> None:
+    answer = subject.attend(case)
+    judge_empty(subject, answer, budget_for(case, subject.dtype, subject.place, subject.numerics))
+    judge(subject, case, answer)
+
+
+def _spares_nan(capabilities: Capabilities) -> str | None:
+    if capabilities.conventions.masked_content == "finite_only":
+        return "Conventions.masked_content says that NaN in what is unused may leak"
+    return None
+
+
+@law(
+    "merging.unused_values",
+    "What the output of an empty part holds changes nothing, NaN included.",
+    operation="merge",
+    rests_on=_spares_nan,
+    strata={
+        "empty_part": s.empty_part,
+        "empty_for_some": s.empty_for_some,
+        "all_parts_empty": s.all_parts_empty,
+    },
+)
+def unused_values(subject: Subject, case: AttendCase) -> None:
+    tensors = logical(case, subject.dtype, subject.place)
+    clean, spoilt = (
+        kept(subject.attend(replace(tensors, plan=replace(tensors.plan, fill=fill))))
+        for fill in (0.0, math.nan)
+    )
+    budget = budget_for(case, subject.dtype, subject.place, subject.numerics)
+    agree(subject, "outputs of empty parts were NaN", clean, spoilt, budget)
+
+
+@law(
+    "merging.trees",
+    "Parts may be merged in any order, two at a time or all at once.",
+    operation="merge",
+    strata={"trees": s.trees},
+)
+def trees(subject: Subject, case: AttendCase) -> None:
+    judge(subject, case, subject.attend(case))
+
+
+@law(
+    "merging.single",
+    "One part alone is the result.",
+    operation="merge",
+    requires=["merge.many"],
+    strata={"single_part": s.single_part},
+    weight=0.5,
+)
+def single(subject: Subject, case: AttendCase) -> None:
+    judge(subject, case, subject.attend(case))
+
+
+@law(
+    "merging.memory",
+    "Parts are unchanged, nothing is written outside the results, every element is written.",
+    operation="merge",
+    strata={
+        "random_content": s.random_content,
+        "empty_part": s.empty_part,
+        "all_parts_empty": s.all_parts_empty,
+    },
+)
+def memory(subject: Subject, case: AttendCase) -> None:
+    given = subject.prepare(case)
+    answer = subject.attend(given)
+    if changed := given.mutated():
+        raise InputMutated(
+            f"{', '.join(changed)} changed during the call; expected every input, and the guard "
+            f"zones around it, to be left alone"
+        )
+    answer.check_guards()
+    if answer.watched != "opaque":
+        for name, x in zip(("out", "lse", "sums"), answer.raw or _outputs(answer), strict=False):
+            check_written(name, x)
+
+
+def _outputs(answer: Attended) -> tuple[Tensor, ...]:
+    return tuple(x for x in (answer.out, answer.lse) if x is not None)
+
+
+@law(
+    "merging.deterministic",
+    "The same parts give the same bits.",
+    operation="merge",
+    rests_on=lambda c: None if c.conventions.deterministic else "deterministic is not declared",
+    strata={"random_content": s.random_content, "decode": s.decode},
+    weight=0.25,
+)
+def deterministic(subject: Subject, case: AttendCase) -> None:
+    first, second = (kept(subject.attend(case)) for _ in range(2))
+    for name, a, b in zip(("out", "lse"), _outputs(first), _outputs(second), strict=False):
+        if not same_bits(a, b):
+            raise NonDeterministic(f"{name} of two equal calls differs in {difference(a, b)}")
+
+
+@law(
+    "merging.of_partials",
+    "Attention over parts of the keys, merged by out and LSE, is attention over all of them.",
+    requires=["lse", "unequal_lengths"],
+    strata={"cut_keys": s.cut_keys, "cascade": s.cascade, "cut_ragged": s.cut_ragged},
+    weight=0.5,
+)
+def of_partials(subject: Subject, case: AttendCase) -> None:
+    tensors = logical(case, subject.dtype, subject.place)
+    rest, more = case.Tk - case.at, case.order
+    cuts = (case.at, *(case.at + rest * n // (more + 1) for n in range(1, more + 1)))
+    if case.causal != "none":  # the corner lies in the last part
+        cuts = tuple(c for c in cuts if c <= case.Tk - case.Tq)
+    runs = spans(Plan(cuts=_far_enough(subject, cuts, case)), case.Tk)
+    given = [_alone(tensors, keys) for keys in runs]
+    budgets = [budget_of(t, subject.numerics, generic=case.generic) for t in given]
+    states = []
+    for t, b in zip(given, budgets, strict=True):
+        answer = kept(subject.attend(t))
+        assert answer.lse is not None, "the law requires lse"
+        natural = answer.lse.double() * (LN2 if subject.conventions.lse_base == "2" else 1.0)
+        # What the LSE of an empty row is, conventions say; here it is an empty part.
+        states.append(state_of(answer.out, torch.where(empty_rows(b), -math.inf, natural)))
+    out, lse = finish(merge(*states))
+    parts = [Part(b.out, b.lse, b.out_allowed, b.lse_allowed) for b in budgets]
+    whole = merged(*parts, numerics=EXACTLY)
+    rows = whole.lse > -math.inf
+    compare(subject, "out", out, whole.out, whole.out_allowed, rows[..., None].expand_as(out))
+    compare(subject, "lse", lse, whole.lse, whole.lse_allowed, rows)
+
+
+def _far_enough(subject: Subject, cuts: tuple[int, ...], case: AttendCase) -> tuple[int, ...]:
+    """Those cuts that leave each part as many keys as the kernel needs: one, or one per query."""
+    least = subject.capabilities.min_keys
+    if not subject.has("more_queries"):
+        least = max(least, case.Tq)
+    found: list[int] = []
+    for cut in cuts:
+        if cut - (found[-1] if found else 0) >= least and case.Tk - cut >= least:
+            found.append(cut)
+    return tuple(found)
+
+
+def _alone(tensors: Logical, keys: range) -> Logical:
+    """The call about a run of keys alone. A corner applies to the last one, which all see in part.
+
+    Splits are as many as before, pages of the same size.
+    """
+    vis, Tk = tensors.visibility, tensors.k.shape[2]
+    run = slice(keys.start, keys.stop)
+    lengths = vis.lengths
+    if lengths is not None:
+        lengths = (lengths - keys.start).clamp(0, len(keys))
+    causal = vis.causal if keys.stop == Tk else "none"
+    return replace(
+        tensors,
+        k=tensors.k[:, :, run],
+        v=tensors.v[:, :, run],
+        visibility=replace(vis, lengths=lengths, causal=causal),
+    )
+
+
+@law(
+    "merging.splits",
+    "Into how many parts the kernel cuts the keys does not matter, more than there are keys "
+    "included.",
+    operation="splits",
+    strata={
+        "random_content": s.random_content,
+        "more_splits_than_keys": s.more_splits_than_keys,
+        "partial_tile": s.partial_tile,
+        "sink_logits": s.sink_logits,
+        "ragged": s.ragged,
+        "scores_leap": s.scores_leap,
+        "masked_rows": s.masked_rows,
+    },
+    weight=0.5,
+)
+def splits(subject: Subject, case: AttendCase) -> None:
+    tensors = logical(case, subject.dtype, subject.place)
+    budget = budget_for(case, subject.dtype, subject.place, subject.numerics)
+    for n in dict.fromkeys((1, case.splits or 1, 2, case.Tk + 1)):
+        answer = subject.attend(replace(tensors, plan=replace(tensors.plan, splits=n)))
+        judge_out(subject, answer.out, budget, generic=case.generic)
+        if answer.lse is not None:
+            judge_lse(subject, answer.lse, budget)
