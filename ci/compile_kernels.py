@@ -13,7 +13,7 @@ from importlib import import_module, util
 from multiprocessing import get_context
 from typing import Any
 
-KERNELS = ("triton_attention", "triton_split", "triton_paged")
+KERNELS = ("triton_attention", "triton_split", "triton_paged", "triton_merge", "triton_partial")
 """Modules of kernelassay.impls with compile_specs()."""
 TARGETS = {
     "sm_90": ("cuda", 90, 32),

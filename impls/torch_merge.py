@@ -106,8 +106,9 @@ _BASE2 = replace(_OUTPUTS, conventions=replace(_CONVENTIONS, lse_base="2"))
 # Both devices divide exactly rounded; a GPU's expf may be off by two units in the last place.
 _FP32 = Numerics(out="input", lse="fp32", exp_u=2.0**-22, div_u=2.0**-24)
 _NUMERICS: Mapping[str, Numerics] = {"fp16": _FP32, "bf16": _FP32, "fp32": _FP32}
+_OF_STATES: Mapping[str, Numerics] = {"fp32": replace(_FP32, states=True)}
 
 adapter = TorchMerge("torch_merge", _OUTPUTS, _NUMERICS)
-states = TorchMerge("torch_merge_states", _STATES, _NUMERICS)
+states = TorchMerge("torch_merge_states", _STATES, _OF_STATES)
 pairs = TorchMerge("torch_merge_pairs", _PAIRS, _NUMERICS)
 base2 = TorchMerge("torch_merge_base2", _BASE2, _NUMERICS)

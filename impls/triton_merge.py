@@ -12,7 +12,7 @@ the dtype of outs; lse and sum [B, H, T], fp32. R = BLOCK rows of the B x H x T 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -172,9 +172,10 @@ def _capabilities(dtypes: tuple[str, ...], **rest: Any) -> Capabilities:
 
 _FP32 = Numerics(out="input", lse="fp32", exp_u=2.0**-22, div_u=2.0**-22)
 _NUMERICS: Mapping[str, Numerics] = {"fp16": _FP32, "bf16": _FP32, "fp32": _FP32}
+_OF_STATES: Mapping[str, Numerics] = {"fp32": replace(_FP32, states=True)}
 
 adapter = TritonMerge("triton_merge", _capabilities(("fp16", "bf16", "fp32")), _NUMERICS)
-states = TritonMerge("triton_merge_states", _capabilities(("fp32",), state="mlu"), _NUMERICS)
+states = TritonMerge("triton_merge_states", _capabilities(("fp32",), state="mlu"), _OF_STATES)
 
 
 def compile_specs() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:

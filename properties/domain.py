@@ -135,7 +135,8 @@ def lacking(case: AttendCase, domain: Domain) -> list[str]:
         "bias": case.bias is not None,
         "bias.minus_infinity": case.bias is not None and "-inf" in case.bias,
         "sink_logits": case.sink_logits is not None,
-        "strides": case.view != "contiguous",
+        # In pages equal requests are no view of one another: their pages may be shared.
+        "strides": case.view not in ("contiguous", *(["expanded"] if domain.pages else [])),
         f"causal.{case.causal}": case.causal != "none",
         "merge.many": case.cuts is not None and case.tree == "flat" and len(case.cuts) != 1,
     }

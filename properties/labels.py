@@ -95,11 +95,13 @@ def _facts_of_parts(case: AttendCase) -> dict[str, bool]:
     edges = [0, *sorted(min(c, case.Tk) for c in case.cuts or ()), case.Tk]
     return {
         "trees": case.tree != "flat",
+        "many_parts": cut and len(case.cuts or ()) > 7,
         "empty_part": cut and any(a == b for a, b in pairwise(edges)),
         "empty_for_some": cut and (case.mask is not None or case.causal != "none"),
         "all_parts_empty": cut and 0 in lengths,
         "maxima_apart": case.k.startswith("peak:"),
         "equal_maxima": cut and case.k == "zeros",
+        "three_parts": cut and len(case.cuts or ()) != 1,
         "single_part": case.cuts == (),
         "cut_keys": case.causal == "none",
         "cascade": case.causal == "bottom_right",

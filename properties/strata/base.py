@@ -54,3 +54,15 @@ def either(*features: str) -> Callable[[Stratum], Stratum]:
         return guarded
 
     return decorate
+
+
+def where(holds: Callable[[Domain], bool]) -> Callable[[Stratum], Stratum]:
+    """The stratum exists only for domains of which *holds* is true."""
+
+    def decorate(inner: Stratum) -> Stratum:
+        def guarded(domain: Domain) -> Strategy | None:
+            return inner(domain) if holds(domain) else None
+
+        return guarded
+
+    return decorate

@@ -8,11 +8,14 @@ from kernelassay.properties.case import AttendCase
 from kernelassay.properties.domain import Domain
 from kernelassay.properties.schemes import generic, injected
 from kernelassay.properties.shapes import SEEDS, masked, shapes
-from kernelassay.properties.strata.base import Strategy, requires, stratum
+from kernelassay.properties.strata.base import requires, stratum, where
 
 TREES = ("left", "right", "balanced")
+merges = where(lambda domain: domain.merge)
+paged = where(lambda domain: bool(domain.pages))
 
 
+@merges
 @stratum
 def trees(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Three parts or more, merged two at a time in any order."""
@@ -25,6 +28,17 @@ def trees(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, replace(case, cuts=cuts, tree=tree, order=order)))
 
 
+@merges
+@requires("merge.many")
+@stratum
+def many_parts(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """Nine parts or more in one call."""
+    case = draw(generic(domain, draw(shapes(domain, long=True))))
+    n = draw(st.sampled_from([9, 17, 33]))
+    return replace(case, cuts=tuple(draw(st.integers(0, case.Tk)) for _ in range(n - 1)))
+
+
+@merges
 @stratum
 def empty_part(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """The first part is empty, or the last, or one between two others; the others are not."""
@@ -36,6 +50,7 @@ def empty_part(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, replace(case, cuts=draw(st.sampled_from(ways)))))
 
 
+@merges
 @stratum
 def empty_for_some(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """A part holds keys, of which some rows see none: a corner, or a mask over queries."""
@@ -46,6 +61,7 @@ def empty_for_some(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, replace(case, cuts=(max(near, 0),))))
 
 
+@merges
 @stratum
 def all_parts_empty(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """No part saw a key: for all rows or, in the second request, for one request."""
@@ -54,6 +70,7 @@ def all_parts_empty(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, replace(case, lengths=lengths)))
 
 
+@merges
 @stratum
 def maxima_apart(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Parts whose maxima are 1e2 to 6e4 apart, the larger one first or last."""
@@ -67,6 +84,7 @@ def maxima_apart(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(injected(domain, replace(case, cuts=cut + more), keys))
 
 
+@merges
 @stratum
 def equal_maxima(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Equal scores: parts weigh as many keys as they have, and no more."""
@@ -75,10 +93,19 @@ def equal_maxima(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return replace(case, k="zeros", v=draw(st.sampled_from(["onehot", f"random:{draw(SEEDS)}"])))
 
 
+@merges
 @stratum
 def single_part(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """One part: the result is that part."""
     return draw(generic(domain, replace(draw(shapes(domain)), cuts=())))
+
+
+@where(lambda domain: domain.merge and "merge.many" in domain.declines)
+@stratum
+def three_parts(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """Three parts in one call, or one."""
+    case = draw(generic(domain, draw(shapes(domain, long=True))))
+    return replace(case, cuts=draw(st.sampled_from([(1, 2), ()])))
 
 
 @stratum
@@ -109,6 +136,7 @@ def cut_ragged(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, replace(case, lengths=tuple(lengths), at=at, order=1)))
 
 
+@where(lambda domain: domain.splits)
 @stratum
 def more_splits_than_keys(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Splits that get no key."""
@@ -119,13 +147,11 @@ def more_splits_than_keys(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, replace(case, splits=case.Tk + draw(st.sampled_from([1, 2, 9])))))
 
 
-def page_edges(domain: Domain) -> Strategy | None:
+@paged
+@requires("unequal_lengths")
+@stratum
+def page_edges(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Lengths at a page boundary, one short of it, one past it."""
-    return _page_edges(domain) if domain.pages and domain.has("unequal_lengths") else None
-
-
-@st.composite
-def _page_edges(draw: st.DrawFn, domain: Domain) -> AttendCase:
     case = draw(shapes(domain, B=st.sampled_from([2, 1]), Tq=st.sampled_from([1, 2, 3])))
     page = draw(st.sampled_from(domain.pages))
     n = page * draw(st.sampled_from([1, 2, 3])) + draw(st.sampled_from([0, 1, -1]))
@@ -135,13 +161,10 @@ def _page_edges(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return draw(generic(domain, case))
 
 
-def shared_pages(domain: Domain) -> Strategy | None:
+@paged
+@stratum
+def shared_pages(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Two or three requests with the same keys, longer than a page."""
-    return _shared_pages(domain) if domain.pages else None
-
-
-@st.composite
-def _shared_pages(draw: st.DrawFn, domain: Domain) -> AttendCase:
     case = draw(
         shapes(domain, B=st.sampled_from([2, 3]), heads=[(1, 1), (2, 2)], long=True, fewest=2)
     )
@@ -149,13 +172,11 @@ def _shared_pages(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return replace(case, view="expanded")
 
 
-def reserved_pages(domain: Domain) -> Strategy | None:
+@paged
+@requires("lengths")
+@stratum
+def reserved_pages(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Pages for more keys than a request has, full of another's content."""
-    return _reserved_pages(domain) if domain.pages and domain.has("lengths") else None
-
-
-@st.composite
-def _reserved_pages(draw: st.DrawFn, domain: Domain) -> AttendCase:
     case = draw(shapes(domain, long=True, Tq=st.sampled_from([1, 2, 3])))
     page = case.page or 1
     edge = max(page * (case.Tk // page), 1)
