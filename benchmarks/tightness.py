@@ -35,6 +35,12 @@ MODES: dict[str, dict[str, Any]] = {
     "sink": {"sink_logits": "random:9:1.0"},
     "GQA": {"Hq": 4, "Hkv": 2},
 }
+MERGES: dict[str, dict[str, Any]] = {
+    "2 parts": {"parts": 2},
+    "8 parts": {"parts": 8},
+    "16 parts in pairs": {"parts": 16, "tree": "balanced"},
+    "16 parts in a row": {"parts": 16, "tree": "left"},
+}
 SHAPES = ((33, 33), (17, 95), (1, 300), (64, 257), (128, 128), (64, 1000))
 
 
@@ -45,9 +51,23 @@ def cases(subject: Subject, mode: dict[str, Any], seeds: int) -> Iterator[Attend
         for D in (64, 128):
             for seed in range(seeds):
                 content = {n: f"random:{3 * seed + i}" for i, n in enumerate("qkv")}
-                case = AttendCase(**({"Hq": 2, "Hkv": 2} | mode), Tq=Tq, Tk=Tk, D=D, **content)
+                case = AttendCase(
+                    **({"Hq": 2, "Hkv": 2} | divided(subject, mode, Tk)),
+                    Tq=Tq, Tk=Tk, D=D, **content,
+                )  # fmt: skip
                 if domain.fits(case.B, case.Hq, Tq, Tk) and not lacking(case, domain):
                     yield case
+
+
+def divided(subject: Subject, mode: dict[str, Any], Tk: int) -> dict[str, Any]:
+    """The fields of a mode, with cuts for a merge and splits where the kernel is told them."""
+    fields = dict(mode)
+    if subject.merges:
+        n = fields.pop("parts")
+        fields["cuts"] = tuple(Tk * i // n for i in range(1, n))
+    elif subject.capabilities.splits:
+        fields["splits"] = 5
+    return fields
 
 
 def measured(subject: Subject, case: AttendCase) -> dict[str, float]:
@@ -68,7 +88,8 @@ def measured(subject: Subject, case: AttendCase) -> dict[str, float]:
 
 def summary(subject: Subject, mode: str, seeds: int) -> dict[str, Any] | None:
     """One line of the table."""
-    rows = [measured(subject, c) for c in cases(subject, MODES[mode], seeds)]
+    modes = MERGES if subject.merges else MODES
+    rows = [measured(subject, c) for c in cases(subject, modes[mode], seeds)]
     if not rows:
         return None
     line: dict[str, Any] = {"kernel": subject.name, "dtype": subject.dtype, "mode": mode}
@@ -95,7 +116,8 @@ def main() -> None:
     for spec in args.kernels:
         for loaded in load_kernel(spec):
             for dtype in loaded.adapter.capabilities.dtypes:
-                for mode in MODES:
+                merges = "merge" in loaded.adapter.capabilities.operations
+                for mode in MERGES if merges else MODES:
                     subject = Subject(loaded.adapter, dtype, args.device)
                     if (line := summary(subject, mode, args.seeds)) is not None:
                         lines.append(line)

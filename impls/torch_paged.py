@@ -141,7 +141,7 @@ def q_positions(call: AttendCall, lengths: Tensor) -> Tensor:
     return row + offset[:, None]
 
 
-DECLINES = frozenset(("causal.positions", "mask", "bias", "bias.minus_infinity", "strides"))
+DECLINES = frozenset(("causal.positions", "mask", "bias", "bias.minus_infinity"))
 _FP32_SUMS = Numerics(l_from_p=False, acc_u=2.0**-24, acc_biased=False, kstep=1, block=TILE)
 
 

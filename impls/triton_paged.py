@@ -174,7 +174,7 @@ def attention(call: AttendCall, pages: Pages, lengths: Tensor) -> tuple[Tensor, 
     return out, lse
 
 
-DECLINES = frozenset(("causal.positions", "mask", "bias", "bias.minus_infinity", "strides"))
+DECLINES = frozenset(("causal.positions", "mask", "bias", "bias.minus_infinity"))
 LARGEST_PAGE = 64
 _16_BIT = Numerics(l_from_p=False, block=BLOCK_N)  # tensor cores; the interpreter is finer
 

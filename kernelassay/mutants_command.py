@@ -31,7 +31,8 @@ from kernelassay.properties.subject import Subject
 
 __all__ = ["Trial", "main", "run_mutants", "try_control", "try_mutant"]
 
-TRITON = "kernelassay.impls.triton_attention"
+TRITON = "kernelassay.impls.triton"
+"""How the modules of Triton kernels begin."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def run_mutants(
 
 def _device(variant: Variant, wanted: str | None) -> str | None:
     """Where *variant* runs, or None if it cannot run where it is *wanted*."""
-    if variant.base == TRITON:
+    if variant.base.startswith(TRITON):
         choices = ["cuda"] if torch.cuda.is_available() else ["interpreter"]
         choices = [wanted] if wanted in ("cuda", "interpreter") else [] if wanted else choices
     else:

@@ -22,7 +22,7 @@ from kernelassay.properties.faults_reading import FAULTS as READING
 from kernelassay.properties.faults_scoring import FAULTS as SCORING
 from kernelassay.properties.faults_terms import FAULTS as TERMS
 from kernelassay.properties.faults_visibility import FAULTS as VISIBILITY
-from kernelassay.properties.inputs import logical
+from kernelassay.properties.inputs import layout_of, logical
 from kernelassay.properties.judge import budget_of, empty_rows
 from kernelassay.properties.subject import Subject
 
@@ -92,7 +92,10 @@ def observe(subject: Subject, case: AttendCase) -> Observed:
     unit = format_of(numerics.out).unit
     near = allowed.amax(-1, keepdim=True) + unit * answer.out.double().nan_to_num().abs()
     setting = Setting(
-        tensors, subject.capabilities.tiles, case.view, subject.capabilities.layouts[0]
+        tensors,
+        subject.capabilities.tiles,
+        case.view,
+        layout_of(tensors.q, subject.capabilities.layouts),
     )
     slack = 4 * format_of(numerics.score).unit * _largest_terms(setting)
     near = near + (cast + slack[..., None]) * values

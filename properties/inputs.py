@@ -66,10 +66,19 @@ class Inputs:
     call: AttendCall | MergeCall
     placed: tuple[Placed, ...]
     tree: Tree | None = None  # along which the parts of a merge are merged
+    layout: str = "BHTD"  # how those lie
 
     def mutated(self) -> list[str]:
         """Names of the inputs, guards included, that are no longer what they were."""
         return [p.name for p in self.placed if not p.intact()]
+
+
+def layout_of(q: Tensor, layouts: tuple[str, ...]) -> str:
+    """The layout of a call, another one for another shape: all that are declared have their turn.
+
+    *q* [B, Hq, Tq, D], the queries.
+    """
+    return layouts[sum(q.shape) % len(layouts)]
 
 
 def visibility_of(case: AttendCase, device: str = "cpu") -> Visibility:

@@ -100,6 +100,8 @@ def _facts_of_parts(case: AttendCase) -> dict[str, bool]:
         "empty_for_some": cut and (case.mask is not None or case.causal != "none"),
         "all_parts_empty": cut and 0 in lengths,
         "maxima_apart": case.k.startswith("peak:"),
+        "rows_apart": cut and case.bias is not None,
+        "single_empty_part": case.cuts == () and 0 in lengths,
         "equal_maxima": cut and case.k == "zeros",
         "three_parts": cut and len(case.cuts or ()) != 1,
         "single_part": case.cuts == (),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernelassay.impls.contract import AttendCall, Capabilities, Pages
-from kernelassay.properties.inputs import Inputs, Logical, beside, seen_by_kernel
+from kernelassay.properties.inputs import Inputs, Logical, beside, layout_of, seen_by_kernel
 from kernelassay.properties.memory import bits, place, placed_small
 
 SPARE = 2
@@ -96,7 +96,7 @@ def paged_inputs(
     tensors: Logical, capabilities: Capabilities, *, view: str, device: str
 ) -> Inputs:
     """The call of *tensors* with keys and values in pages; equal requests where expanded."""
-    pools, layout = paged(tensors, capabilities), capabilities.layouts[0]
+    pools, layout = paged(tensors, capabilities), layout_of(tensors.q, capabilities.layouts)
     page_layout = capabilities.page_layout
     vis, scoring = replace(tensors.visibility, lengths=pools.lengths), tensors.scoring
     q = place("q", tensors.q, layout, view, device)

@@ -22,7 +22,7 @@ from kernelassay.oracle.formats import format_of
 from kernelassay.oracle.merging import Tree
 from kernelassay.oracle.scoring import offsets
 from kernelassay.oracle.visibility import visible
-from kernelassay.properties.inputs import Inputs, Logical, Plan
+from kernelassay.properties.inputs import Inputs, Logical, Plan, layout_of
 from kernelassay.properties.memory import Placed, placed_view
 
 LN2 = math.log(2.0)
@@ -127,9 +127,10 @@ def merge_inputs(
     elif capabilities.conventions.lse_base == "2":
         lse = lse / LN2
     made |= {"outs": out.to(to), "lses": lse.to(kept)}
-    placed = {n: place_parts(n, x, capabilities.layouts[0], device) for n, x in made.items()}
+    layout = layout_of(tensors.q, capabilities.layouts)
+    placed = {n: place_parts(n, x, layout, device) for n, x in made.items()}
     call = MergeCall(**{name: p.view for name, p in placed.items()})
-    return Inputs(call, tuple(placed.values()), tree_of(tensors.plan))
+    return Inputs(call, tuple(placed.values()), tree_of(tensors.plan), layout)
 
 
 def place_parts(name: str, x: Tensor, layout: str, device: str) -> Placed:

@@ -31,7 +31,7 @@ from kernelassay.properties.failures import (
     WrongDtype,
     WrongShape,
 )
-from kernelassay.properties.inputs import Inputs, Logical, inputs, logical
+from kernelassay.properties.inputs import Inputs, Logical, inputs, layout_of, logical
 from kernelassay.properties.memory import Watch, check_guards, guarded_empty
 from kernelassay.properties.pages import paged_inputs
 from kernelassay.properties.parts import finished, merge_inputs, parts_of_call, stacked
@@ -167,7 +167,7 @@ class Subject:
             return paged_inputs(tensors, c, view=view, device=self.home)
         return inputs(
             tensors,
-            layout=c.layouts[0],
+            layout=layout_of(tensors.q, c.layouts),
             view=view,
             device=self.home,
             mask_polarity=c.conventions.mask_polarity,
@@ -206,7 +206,7 @@ class Subject:
             return parts[tree] if isinstance(tree, int) else results(self._merged(below(tree)))
 
         def below(tree: tuple[Tree, ...]) -> MergeCall:
-            return stacked([node(part) for part in tree], self.capabilities.layouts[0])
+            return stacked([node(part) for part in tree], given.layout)
 
         def results(answer: Attended) -> tuple[Tensor, ...]:
             return answer.raw or tuple(x for x in (answer.out, answer.lse) if x is not None)

@@ -28,4 +28,4 @@ MUTANTS = (
     *merging.MUTANTS,
     *divided.MUTANTS,
 )
-CONTROLS = (*controls.CONTROLS, *relations.CONTROLS)
+CONTROLS = (*controls.CONTROLS, *relations.CONTROLS, *merging.CONTROLS)

@@ -69,6 +69,7 @@ def value(subject: Subject, case: AttendCase) -> None:
         "scores_far_below": s.scores_far_below,
         "scores_leap": s.scores_leap,
         "scores_rising": s.scores_rising,
+        "rows_apart": s.rows_apart,
     },
 )
 def extreme(subject: Subject, case: AttendCase) -> None:
@@ -134,11 +135,11 @@ def trees(subject: Subject, case: AttendCase) -> None:
     "One part alone is the result.",
     operation="merge",
     requires=["merge.many"],
-    strata={"single_part": s.single_part},
+    strata={"single_part": s.single_part, "single_empty_part": s.single_empty_part},
     weight=0.5,
 )
 def single(subject: Subject, case: AttendCase) -> None:
-    judge(subject, case, subject.attend(case))
+    empty_parts.body(subject, case)
 
 
 @law(
@@ -174,8 +175,8 @@ def _outputs(answer: Attended) -> tuple[Tensor, ...]:
     "The same parts give the same bits.",
     operation="merge",
     rests_on=lambda c: None if c.conventions.deterministic else "deterministic is not declared",
-    strata={"random_content": s.random_content, "decode": s.decode},
-    weight=0.25,
+    strata={"random_content": s.random_content, "many_parts": s.many_parts},
+    weight=0.5,
 )
 def deterministic(subject: Subject, case: AttendCase) -> None:
     first, second = (kept(subject.attend(case)) for _ in range(2))

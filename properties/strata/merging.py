@@ -86,6 +86,15 @@ def maxima_apart(draw: st.DrawFn, domain: Domain) -> AttendCase:
 
 @merges
 @stratum
+def rows_apart(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """Rows whose log-sum-exps are hundreds apart: each has a maximum of its own."""
+    case = draw(shapes(domain, Tq=st.sampled_from([5, 3, 17]), long=True))
+    bias = f"random:{draw(SEEDS)}:300.0:bhq"
+    return draw(generic(domain, replace(case, bias=bias)))
+
+
+@merges
+@stratum
 def equal_maxima(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Equal scores: parts weigh as many keys as they have, and no more."""
     case = draw(shapes(domain, long=True))
@@ -98,6 +107,15 @@ def equal_maxima(draw: st.DrawFn, domain: Domain) -> AttendCase:
 def single_part(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """One part: the result is that part."""
     return draw(generic(domain, replace(draw(shapes(domain)), cuts=())))
+
+
+@merges
+@stratum
+def single_empty_part(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """One part, in which one request saw no key."""
+    case = draw(shapes(domain, B=2, heads=[(1, 1), (2, 2)]))
+    lengths = draw(st.sampled_from([(0, case.Tk), (case.Tk, 0), (0, 0)]))
+    return draw(generic(domain, replace(case, cuts=(), lengths=lengths)))
 
 
 @where(lambda domain: domain.merge and "merge.many" in domain.declines)
