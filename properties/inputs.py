@@ -123,8 +123,12 @@ def logical(case: AttendCase, dtype: str, device: str = "cpu") -> Logical:
         made = [x[:1].expand_as(x) for x in made]
     q, k, v = (x.to(device) for x in made)
     scoring = scoring_of(case, dtype, device)
-    plan = Plan(case.page, case.pages, case.splits, case.cuts, case.tree, case.order)
-    return Logical(q, k, v, case.scale, visibility_of(case, device), scoring, plan)
+    return Logical(q, k, v, case.scale, visibility_of(case, device), scoring, plan_of(case))
+
+
+def plan_of(case: AttendCase) -> Plan:
+    """How a case's keys are kept and divided."""
+    return Plan(case.page, case.pages, case.splits, case.cuts, case.tree, case.order)
 
 
 def inputs(

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from kernelassay.oracle.attention import weights
 from kernelassay.properties.case import AttendCase
-from kernelassay.properties.inputs import Logical, logical
+from kernelassay.properties.inputs import Logical, logical, plan_of
 from kernelassay.properties.judge import budget_of, empty_rows
+from kernelassay.properties.parts import spans
 from kernelassay.properties.subject import Subject
 
 MOST_CALLS = 64
@@ -30,6 +31,7 @@ class Group:
     keys: str
     expected: str
     observed: str
+    run: range = range(0)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def read(subject: Subject, case: AttendCase, row: tuple[int, int, int] | None) -
         b, h, i = (int(x) for x in torch.unravel_index(gap.argmax(), gap.shape))
         row = (b, h, i)
     groups, hidden = grouped(expected[row], observed[row], allowed[row])
+    groups = tuple(replace(g, keys=f"{g.keys}{whose(case, g.run)}") for g in groups)
     if t.scoring.sink_logits is not None:
         groups = (*groups, _sink(expected[row], observed[row], allowed[row]))
     return Readout(row, groups, hidden, calls)
@@ -121,10 +124,30 @@ def grouped(expected: Tensor, observed: Tensor, allowed: Tensor) -> tuple[tuple[
     kept = off[: MOST_GROUPS - 1]
     shown = sorted([*kept, *calm[:1]], key=lambda r: r[1])
     made = tuple(
-        Group(_keys(a, b), *labels(expected[a:b], observed[a:b], allowed[a:b]))
+        Group(_keys(a, b), *labels(expected[a:b], observed[a:b], allowed[a:b]), range(a, b))
         for _, a, b in shown
     )
     return made, len(off) - len(kept)
+
+
+def whose(case: AttendCase, run: range) -> str:
+    """The part, split or page that a run of keys is, or lies in: " (part 1)"; "" if in several."""
+    if not run:
+        return ""
+    if case.cuts is not None:
+        parts = spans(replace(plan_of(case), order=0), case.Tk)
+        held = [n for n, part in enumerate(parts) if set(run) & set(part)]
+        return f" (part {held[0]})" if len(held) == 1 else ""
+    size, what = case.page, "page"
+    if case.splits is not None and case.splits > 1:
+        size, what = -(-case.Tk // case.splits), "split"
+    if size is None:
+        return ""
+    first, last = run.start // size, (run.stop - 1) // size
+    edges = run.start % size == 0 and (run.stop % size == 0 or run.stop == case.Tk)
+    if first == last:
+        return f" ({what} {first})"
+    return f" ({what}s {first}-{last})" if edges else ""
 
 
 def _state(expected: float, observed: float, allowed: float) -> str:

@@ -26,8 +26,6 @@ from kernelassay.properties.judge import (
     empty_rows,
     judge,
     judge_empty,
-    judge_lse,
-    judge_out,
 )
 from kernelassay.properties.laws.comparing import kept
 from kernelassay.properties.laws.equality import agree
@@ -318,13 +316,7 @@ def _alone(tensors: Logical, keys: range) -> Logical:
         "scores_leap": s.scores_leap,
         "masked_rows": s.masked_rows,
     },
-    weight=0.5,
+    weight=1.5,
 )
 def splits(subject: Subject, case: AttendCase) -> None:
-    tensors = logical(case, subject.dtype, subject.place)
-    budget = budget_for(case, subject.dtype, subject.place, subject.numerics)
-    for n in dict.fromkeys((1, case.splits or 1, 2, case.Tk + 1)):
-        answer = subject.attend(replace(tensors, plan=replace(tensors.plan, splits=n)))
-        judge_out(subject, answer.out, budget, generic=case.generic)
-        if answer.lse is not None:
-            judge_lse(subject, answer.lse, budget)
+    judge(subject, case, subject.attend(case))
