@@ -31,7 +31,7 @@ from kernelassay.impls.contract import (
     Numerics,
     Unsupported,
 )
-from kernelassay.impls.torch_sdpa import BIAS, EMPTY, FUSED, NEVER, _mask
+from kernelassay.impls.torch_sdpa import BIAS, EMPTY, FUSED, NEVER, mask_of
 
 __all__ = ["cudnn", "efficient", "flash", "flash_cpu"]
 
@@ -95,7 +95,7 @@ def _cudnn(call: AttendCall) -> Outputs:
 def _hidden(call: AttendCall) -> tuple[bool, Tensor | None]:
     """Whether is_causal says who sees what; else the bias that does, if anything is hidden."""
     corner, square = call.visibility.causal, call.q.shape[2] == call.k.shape[2]
-    mask = _mask(call)
+    mask = mask_of(call)
     alone = call.visibility.mask is None and call.scoring.bias is None
     if alone and (corner == "top_left" or (corner == "bottom_right" and square)):
         return True, None
@@ -111,15 +111,11 @@ def _declared(like: torch_sdpa.Sdpa, supports: frozenset[str], **fields: Any) ->
     return replace(like.capabilities, supports=supports, declines=known - supports, **fields)
 
 
-# Vectors of 16-bit inputs go through fexp_u20, a cubic polynomial: measured, and by its
-# coefficients, within 2**-13.18. In the output most of that cancels; in the LSE it does not.
-_FEXP = replace(torch_sdpa.flash_cpu.numerics["fp16"], exp_u=2.0**-13)
-
 flash_cpu = SdpaWithLse(
     name="aten_flash_cpu",
     operator=_flash_cpu,
     capabilities=_declared(torch_sdpa.flash_cpu, FUSED - EMPTY - {"value_size"}),
-    numerics={"fp16": _FEXP, "bf16": _FEXP, "fp32": torch_sdpa.flash_cpu.numerics["fp32"]},
+    numerics=torch_sdpa.flash_cpu.numerics,  # in the LSE the 2**-13 of its exponential shows
 )
 
 flash = SdpaWithLse(

@@ -171,8 +171,8 @@ def _tensors(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
             yield f"{name} = torch.{fill}(({shape}){value})"
             yield from (line.replace("x[", f"{name}[", 1) for line in made[1])
     yield "q, k, v = (x.to(device, dtype, copy=True) for x in (q, k, v))"
-    yield "layouts = kernel.capabilities.layouts"
-    yield 'if layouts[(B + Hq + Tq + D) % len(layouts)] == "BTHD":'
+    turn = case.B + case.Hq + case.Tq + case.D  # as `layout_of` chooses
+    yield f'if (kernel.capabilities.layouts * {turn + 1})[{turn}] == "BTHD":'
     yield "    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))"
     laid = {
         "offset": "torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)",

@@ -18,6 +18,7 @@ from toy_kernels import REFERENCE, Toy, hide, only, right, toy, without_tail
 
 from kernelassay.impls.contract import (
     FEATURES,
+    MERGING,
     AttendCall,
     AttendResult,
     Numerics,
@@ -508,7 +509,7 @@ def test_every_law_has_a_sentence_and_known_needs() -> None:
     """A law says in a sentence what holds, needs known features, and is dealt to strata."""
     for prop in select():
         assert prop.sentence.endswith(".")
-        assert prop.requires <= set(FEATURES)
+        assert prop.requires <= {*FEATURES, *MERGING}
         assert prop.strata
         assert 0 < prop.weight <= 2
 

@@ -119,6 +119,9 @@ def easy_bank() -> tuple[list[str], int]:
     for mutant in MUTANTS:
         if mutant.base.startswith(TRITON) and not interpreting():
             continue
+        kernel = build(mutant)
+        if kernel.capabilities.pages or "merge" in kernel.capabilities.supports:
+            continue
         call = make_call(
             B=2, Hq=4, Hkv=4, Tq=128, Tk=128, D=64, causal="bottom_right", dtype="fp32"
         )
@@ -126,7 +129,7 @@ def easy_bank() -> tuple[list[str], int]:
             call.q.double(), call.k.double(), call.v.double(), is_causal=True
         )
         tried += 1
-        got = build(mutant).attend(call).out.double()
+        got = kernel.attend(call).out.double()
         if torch.allclose(got, expected, atol=1e-2, rtol=1e-2):
             passing.append(mutant.name)
     return passing, tried

@@ -285,7 +285,6 @@ MEMORY = (
         report="A77",
         hides="Tests make their tensors, and what they make is contiguous.",
         law="attention.views",
-        missed_by=("attention.value",),
     ),
     _mutant(
         name="queries_scaled_in_place",

@@ -259,9 +259,8 @@ PAGES = (
             (
                 _TILE,
                 "tile[used] = pool[page[used], slot[used]]\n"
-                "    held = torch.where(used, page, -1)\n"
                 "    for b in range(1, B):\n"
-                "        tile[b, torch.isin(held[b], held[:b][used[:b]])] = 0",
+                "        tile[b, used[b] & torch.isin(page[b], page[:b][used[:b]])] = 0",
             ),
         ),
         report="A119",
@@ -274,9 +273,8 @@ PAGES = (
             (
                 _TILE,
                 "tile[used] = pool[page[used], slot[used]]\n"
-                "    n = int(lengths[0])\n"
-                "    if n % pages.size:\n"
-                "        pool[pages.table[0, n // pages.size], n % pages.size :] = 0",
+                "    last = int(lengths[0]) - 1\n"
+                "    pool[pages.table[0, last // pages.size], last % pages.size + 1 :] = 0",
             ),
         ),
         report="A125",

@@ -340,6 +340,38 @@ KERNEL = (
     ),
 )
 
+REFUSALS = (
+    _mutant(
+        name="merge_of_two_takes_three",
+        edits=(_OF_PAIRS, ("refuse_merge(self.name, self.capabilities, call)", "pass")),
+        report="A85",
+        hides="Nobody asks for what is declined.",
+        law="merging.declines",
+        missed_by=_VALUE,
+    ),
+    _mutant(
+        name="merge_takes_malformed_calls",
+        edits=(("check_merge(call, self.capabilities.state)", "pass"),),
+        report="A124",
+        hides="Well-formed calls are merged as they should be.",
+        law="merging.validates",
+        missed_by=_VALUE,
+    ),
+    Variant(
+        name="partial_lse_in_base_two",
+        base="kernelassay.impls.torch_reference",
+        edits=(
+            (
+                "    lse = torch.where(empty, -math.inf, lse)\n",
+                "    lse = torch.where(empty, -math.inf, lse / math.log(2))\n",
+            ),
+        ),
+        report="A43",
+        hides="Outputs are right; the LSE is seen by the next merge alone.",
+        law="merging.of_partials",
+    ),
+)
+
 SHAPES = (
     _mutant(
         name="merge_stops_at_eight_parts",
@@ -374,7 +406,7 @@ SHAPES = (
     ),
 )
 
-MUTANTS = (*WEIGHTS, *ROUNDING, *MAXIMA, *EMPTY, *MEMORY, *KERNEL, *SHAPES)
+MUTANTS = (*WEIGHTS, *ROUNDING, *MAXIMA, *EMPTY, *MEMORY, *KERNEL, *REFUSALS, *SHAPES)
 
 CONTROLS = (
     _mutant(

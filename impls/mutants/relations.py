@@ -257,7 +257,7 @@ MEMORY = (
             (
                 "q, k, v = call.q, call.k, call.v\n",
                 "q, k, v = call.q, call.k, call.v\n"
-                "    strides = HELD.setdefault((v.shape, v.dtype), v.stride())\n"
+                "    strides = HELD.setdefault((q.shape, v.shape, v.dtype), v.stride())\n"
                 "    v = v.as_strided(v.shape, strides, v.storage_offset())\n",
             ),
         ),

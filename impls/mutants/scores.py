@@ -57,7 +57,7 @@ SOFTCAP = (
         report="A92",
         hides="No score of a test is 88 times the cap.",
         law="attention.extreme_scores",
-        missed_by=_VALUE,
+        missed_by=("attention.value",),
     ),
     _mutant(
         name="softcap_left_out_of_decode",
