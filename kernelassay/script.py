@@ -48,7 +48,9 @@ def repro_script(record: dict[str, Any], spec: str) -> str:
     """The script for a record with a case; *spec* names the kernel as on the command line."""
     case, kind = case_from(record["case"]), str(record["kind"])
     one_call = record["law"] in (*PLAIN, "attention.memory")
-    plain = one_call and kind in (*COMPARED, *CALLED)
+    # Pages, splits and parts are the suite's to lay out: there the law is run as it stands.
+    dense = case.page is None and case.splits is None and case.cuts is None
+    plain = dense and one_call and kind in (*COMPARED, *CALLED)
     body = list(_plain(record, case, kind) if plain else _law(record, case))
     return "\n".join([*_head(record, case, spec, plain, body), *body]) + "\n"
 

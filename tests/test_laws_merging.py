@@ -13,6 +13,7 @@ from kernelassay.impls import torch_merge, torch_paged, torch_reference, torch_s
 from kernelassay.impls.contract import AttendCall, MergeCall
 from kernelassay.oracle.attention import attention
 from kernelassay.oracle.merging import finish, merge, state_of
+from kernelassay.properties.case import to_json
 from kernelassay.properties.diagnosis import readings_of
 from kernelassay.properties.engine import Options, Search, check
 from kernelassay.properties.failures import WrongShape
@@ -20,6 +21,7 @@ from kernelassay.properties.inputs import Plan, logical
 from kernelassay.properties.pages import paged
 from kernelassay.properties.parts import spans, tree_of, true_parts
 from kernelassay.properties.property import select
+from kernelassay.script import repro_script
 
 CONTENT: dict[str, Any] = {"D": 16, "q": "random:1", "k": "random:2", "v": "random:3"}
 KERNELS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -198,6 +200,17 @@ def test_faults_of_merges_are_found_and_read(how: str) -> None:
     fresh = Subject(Broken(how), "fp32", "cpu")
     readings = readings_of(fresh, outcome.found, Search())
     assert any(words in r.sentence for r in readings), [r.sentence for r in readings]
+
+
+def test_a_script_of_parts_runs_the_law() -> None:
+    """Who rebuilds the call by hand would have to lay out parts and pages as the suite does."""
+    found = check(select("merging.value")[0], Subject(Broken("last"), "fp32", "cpu"), Options())
+    script = repro_script(found.record.to_json(), "broken.py:kernel")
+    assert "law.body(Subject(kernel, 'fp32', 'cpu'), case)" in script
+    assert "cuts=" in script
+    page = AttendCase(Tk=17, page=4, **CONTENT)
+    record = found.record.to_json() | {"law": "attention.value", "case": to_json(page)}
+    assert "law.body" in repro_script(record, "broken.py:kernel")
 
 
 def test_an_answer_of_another_form_is_refused() -> None:
