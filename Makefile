@@ -11,7 +11,8 @@ export OMP_NUM_THREADS := 1
 
 verify: $(VENV)/.ready
 	$(BIN)/kernelassay run --kernel triton_attention --kernel torch_reference --kernel sdpa_math \
-	  --kernel sdpa_flash_cpu --level $(LEVEL) --workers $(WORKERS) \
+	  --kernel sdpa_flash_cpu --kernel triton_merge --kernel torch_split --kernel torch_paged \
+	  --level $(LEVEL) --workers $(WORKERS) \
 	  --json verify.json --text verify.txt
 
 test: $(VENV)/.ready

@@ -2,11 +2,19 @@
 
 import os
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
 
-from kernelassay.impls import torch_reference, torch_sdpa
+from kernelassay.impls import (
+    torch_merge,
+    torch_paged,
+    torch_reference,
+    torch_sdpa,
+    torch_sdpa_lse,
+    torch_split,
+)
 from kernelassay.plan import BUNDLED_EXPECTATIONS
 from kernelassay.properties.engine import Options, check
 from kernelassay.properties.expectations import Expectations
@@ -17,16 +25,18 @@ from kernelassay.properties.subject import Subject
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NAMES = sorted(p.name for p in select())
 LAWS = {p.name: p for p in select()}
-DTYPES = ("fp16", "bf16", "fp32")
 KNOWN = Expectations.load(*sorted(BUNDLED_EXPECTATIONS.glob("*.toml")))
 """Faults that PyTorch is known to have; their witnesses must still fail."""
 SKIPS = ("declined", "undeclared", "not_applicable")
 
 
 def _items(kernel: Any) -> Iterator[Any]:
-    """Every law with one dtype, another from law to law and from kernel to kernel."""
+    """Every law of what it does with one dtype, another from law to law and kernel to kernel."""
+    dtypes = kernel.capabilities.dtypes
     for n, name in enumerate(NAMES):
-        dtype = DTYPES[(n + len(kernel.name)) % 3]
+        if LAWS[name].operation not in kernel.capabilities.operations:
+            continue
+        dtype = dtypes[(n + len(kernel.name)) % len(dtypes)]
         yield pytest.param(kernel, name, dtype, id=f"{kernel.name}-{name}-{dtype}")
 
 
@@ -47,21 +57,56 @@ def _holds(kernel: Any, name: str, dtype: str, device: str, level: str) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "name", "dtype"),
-    [*_items(torch_reference.adapter), *_items(torch_sdpa.math), *_items(torch_sdpa.flash_cpu)],
+    [
+        *_items(torch_reference.adapter),
+        *_items(torch_sdpa.math),
+        *_items(torch_sdpa.flash_cpu),
+        *_items(torch_merge.adapter),
+    ],
 )
 def test_a_bundled_kernel_keeps_the_law(kernel: Any, name: str, dtype: str) -> None:
     """At the pr level every law holds, with errors below what the numerics allow."""
     _holds(kernel, name, dtype, "cpu", "pr")
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 before Triton's import")
-@pytest.mark.parametrize("name", NAMES)
-def test_the_triton_kernel_keeps_the_law_interpreted(name: str) -> None:
-    """At the smoke level, in the interpreter, in a dtype that differs from law to law."""
-    from kernelassay.impls import triton_attention
+@pytest.mark.parametrize(
+    ("kernel", "name", "dtype"),
+    [
+        *_items(torch_split.adapter),
+        *_items(torch_paged.adapter),
+        *_items(torch_sdpa_lse.flash_cpu),
+        *_items(torch_merge.states),
+        *_items(torch_merge.pairs),
+        *_items(torch_merge.base2),
+    ],
+)
+def test_another_kernel_keeps_the_law(kernel: Any, name: str, dtype: str) -> None:
+    """The same at the smoke level, of kernels that are like others."""
+    _holds(kernel, name, dtype, "cpu", "smoke")
 
-    dtype = DTYPES[NAMES.index(name) % 3]
-    _holds(triton_attention.adapter, name, dtype, "interpreter", "smoke")
+
+SOME = ("merging", "paged", "attention.value", "attention.empty_rows")
+
+
+def _interpreted() -> Iterator[Any]:
+    """Laws of the Triton kernels: all of two, of others those that say something new of them."""
+    whole = ("triton_attention", "triton_merge")
+    for spec in (*whole, "triton_merge:states", "triton_paged", "triton_split", "triton_partial"):
+        for name in NAMES:
+            if spec in whole or name.startswith(SOME):
+                yield pytest.param(spec, name, id=f"{spec}-{name}")
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 before Triton's import")
+@pytest.mark.parametrize(("spec", "name"), [*_interpreted()])
+def test_a_triton_kernel_keeps_the_law_interpreted(spec: str, name: str) -> None:
+    """At the smoke level, in the interpreter, in a dtype that differs from law to law."""
+    module, _, attribute = spec.partition(":")
+    kernel = getattr(import_module(f"kernelassay.impls.{module}"), attribute or "adapter")
+    if LAWS[name].operation not in kernel.capabilities.operations:
+        pytest.skip(f"{spec} does not offer {LAWS[name].operation}")
+    dtypes = kernel.capabilities.dtypes
+    _holds(kernel, name, dtypes[NAMES.index(name) % len(dtypes)], "interpreter", "smoke")
 
 
 @pytest.mark.skipif(INTERPRETED, reason="takes the mode in which Triton compiles")

@@ -24,28 +24,6 @@ from kernelassay.properties.property import select
 from kernelassay.script import repro_script
 
 CONTENT: dict[str, Any] = {"D": 16, "q": "random:1", "k": "random:2", "v": "random:3"}
-KERNELS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "merges": (torch_merge.adapter, ("merging",)),
-    "pairs": (torch_merge.pairs, ("merging",)),
-    "base 2": (torch_merge.base2, ("merging",)),
-    "states": (torch_merge.states, ("merging",)),
-    "splits": (torch_split.adapter, ("merging", "attention.value", "attention.sink_relation")),
-    "pages": (torch_paged.adapter, ("merging", "paged", "attention.value", "alignment")),
-    "partials": (torch_reference.adapter, ("merging",)),
-}
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_right_kernels_pass(name: str) -> None:
-    """Every law that is about such a kernel holds of it, with each dtype, and some law is."""
-    kernel, patterns = KERNELS[name]
-    held = 0
-    for dtype in kernel.capabilities.dtypes:
-        for prop in select(*patterns):
-            record = check(prop, Subject(kernel, dtype, "cpu"), Options(level="smoke")).record
-            assert record.status in ("passed", "declined", "not_applicable"), record.reason
-            held += record.status == "passed"
-    assert held
 
 
 def test_parts_cover_the_keys() -> None:
