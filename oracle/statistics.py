@@ -1,4 +1,4 @@
-"""Whether samples follow their law: e-values, levels, sample sizes, two stages, independence.
+"""Whether samples follow their law: e-values, levels, sample sizes, two stages.
 
 The e-value of counts c of n samples against a law p is a mixture likelihood ratio,
 
@@ -67,7 +67,7 @@ def strength(k: int, level: float) -> float:
 
     Fixed point of r = df / (2 log(1/level) + df log(1 + 1/r)): the least of `threshold` over r.
     """
-    _in_unit(level=level)
+    in_unit(level=level)
     r, df = 1.0, k - 1
     if df < 1:
         return r  # one cell: E is 1 with any prior
@@ -132,7 +132,7 @@ def plan(k: int, effect: float = 0.05, level: float = EACH, miss: float = 1e-3) 
     """
     if k < 1:
         raise ValueError(f"k: 1 or more cells expected, got {k}")
-    _in_unit(effect=effect, level=level, miss=miss)
+    in_unit(effect=effect, level=level, miss=miss)
     if k == 1:  # only impossible cells can be hit: one is, with probability 1 - miss, by then
         n = math.ceil(math.log(miss / 2) / math.log1p(-effect))
         return Plan(k, effect, level, n, n, float(n))
@@ -152,7 +152,8 @@ def _samples(degrees: int, critical: float, effect: float, miss: float) -> int:
     return math.ceil(shift / (4 * effect**2))
 
 
-def _in_unit(**numbers: float) -> None:
+def in_unit(**numbers: float) -> None:
+    """A `ValueError` that names the number, unless all lie between 0 and 1."""
     for name, x in numbers.items():
         if not 0 < x < 1:
             raise ValueError(f"{name}: a number in (0, 1) expected, got {x}")
@@ -184,7 +185,7 @@ def decide(
 
     counts [k]. Without a `prior` the number of samples must have been fixed beforehand.
     """
-    _in_unit(level=level)
+    in_unit(level=level)
     p = law_of(law)
     table = cells(counts, p)
     c = counts_of(counts, p.shape)
@@ -235,81 +236,3 @@ def _drawn(sample: Sampler, stage: str, look: int, n: int, k: int) -> Ints:
     if c.ndim != 1 or c.sum() != n:
         raise ValueError(f"sample: {n} counts in [{k}] expected, got {c.sum()} in {list(c.shape)}")
     return c
-
-
-def log_independence(table: npt.ArrayLike) -> Floats:
-    """log E [...] of tables [..., a, b] against "y is independent of x", whatever their laws.
-
-    Every x has a law of y of its own (prior Dirichlet 1/2), over the best single law of y: E is
-    at most the ratio to the true one (universal inference, Wasserman et al., PNAS 2020). It pays
-    (b - 1)/2 log n per x. So use declared laws p, q where there are any: with a tenth of 64
-    uniform tokens copied this needs 31,300 pairs at level 1e-11, `decide` on the a b cells of
-    np.outer(p, q) 1,400, and `log_matches` 300.
-    """
-    shape = np.shape(table)[-2:]
-    if len(shape) < 2 or 0 in shape:
-        raise ValueError(f"table: shape [..., a, b] expected, got {list(np.shape(table))}")
-    c = counts_of(table, shape, "table").astype(np.float64)
-    b, n, column = shape[1], c.sum((-2, -1)), c.sum(-2)
-    rows = special.gammaln(b / 2) - special.gammaln(b / 2 + c.sum(-1))
-    rows = rows + (special.gammaln(c + 0.5) - special.gammaln(0.5)).sum(-1)
-    single = special.xlogy(column, column).sum(-1) - special.xlogy(n, n)
-    return np.asarray(rows.sum(-1) - single)
-
-
-def decide_independence(table: npt.ArrayLike, level: float = EACH) -> Verdict:
-    """Rejected iff E >= 1 / level: with independent sequences of any laws, with p <= level.
-
-    table [a, b]. Shown: Cressie-Read of the non-empty rows and columns, and pooled cells of the
-    product of the two margins.
-    """
-    _in_unit(level=level)
-    log_e = log_independence(table)
-    c = np.asarray(table, dtype=np.int64)
-    if c.ndim != 2:
-        raise ValueError(f"table: shape [a, b] expected, got {list(c.shape)}")
-    n, needed = int(c.sum()), -math.log(level)
-    full = c[c.any(1)][:, c.any(0)]
-    p_value, statistic, degrees = 1.0, 0.0, 0
-    shown: tuple[Cell, ...] = ()
-    if n:
-        margins = np.outer(c.sum(1), c.sum(0)).ravel() / n**2
-        shown = cells(c.ravel(), margins)
-        found = stats.chi2_contingency(full, correction=False, lambda_="cressie-read")
-        p_value, statistic, degrees = float(found.pvalue), float(found.statistic), int(found.dof)
-    rejected = bool(log_e >= needed)
-    sign = ">=" if rejected else "<"
-    reason = f"independence: log E = {log_e:.2f} {sign} {needed:.2f} after {n} pairs"
-    return Verdict(float(log_e), p_value, statistic, degrees, shown, n, rejected, reason)
-
-
-def log_matches(
-    tokens: npt.ArrayLike, law: npt.ArrayLike, level: float = EACH, shift: int = 0
-) -> float:
-    """log E against "all tokens [calls, rows] are independent draws from the law".
-
-    For every pair of rows (with a shift: of row i at call t and row j at call t + shift), equal
-    tokens have probability sum p^2; the pairs' e-values are averaged. Sees shared random numbers,
-    which leave every marginal right.
-    """
-    p, x = law_of(law), np.asarray(tokens)
-    if x.ndim != 2 or x.dtype.kind not in "iu" or ((x < 0) | (x >= p.size)).any():
-        raise ValueError(f"tokens: [calls, rows] of numbers from 0 to {p.size - 1} expected")
-    calls, rows = x.shape
-    if not 0 <= shift < calls or (shift == 0 and rows < 2):
-        raise ValueError(f"shift: two rows, or a shift below {calls} calls, expected, got {shift}")
-    same = x[: calls - shift, :, None] == x[shift:, None, :]  # [calls, rows, rows]
-    # A row beside itself: t, t + s and t + 2s would share a token, and their matches depend.
-    apart = same[np.arange(calls - shift) // max(shift, 1) % 2 == 0]
-    pairs = np.triu(np.ones((rows, rows), dtype=bool), 1)
-    if shift:
-        pairs = pairs | pairs.T
-
-    def evidence(hits: Ints, n: int) -> Floats:
-        table, equal = np.stack([hits, n - hits], -1), float(p @ p)
-        return log_evalue(table, [equal, 1 - equal], strength(2, level) * n)
-
-    found = evidence(same.sum(0)[pairs], len(same))
-    if shift:
-        found = np.append(found, evidence(np.diag(apart.sum(0)), len(apart)))
-    return log_average(found)

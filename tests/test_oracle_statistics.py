@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy import special, stats
 
+from kernelassay.oracle.independence import decide_independence, log_independence, log_matches
 from kernelassay.oracle.pooling import (
     cells,
     contingency,
@@ -25,11 +26,8 @@ from kernelassay.oracle.statistics import (
     Plan,
     Sampler,
     decide,
-    decide_independence,
     log_average,
     log_evalue,
-    log_independence,
-    log_matches,
     plan,
     strength,
     threshold,
