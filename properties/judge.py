@@ -20,12 +20,13 @@ from kernelassay.oracle.budget import (
 )
 from kernelassay.oracle.scoring import alibi_offsets, offsets
 from kernelassay.oracle.visibility import visible
+from kernelassay.properties.answers import Attended
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.failures import Failure, Imprecise, NonFinite, Place, WrongValue
 from kernelassay.properties.inputs import Logical, logical
 from kernelassay.properties.memory import bits
 from kernelassay.properties.parts import merge_budget
-from kernelassay.properties.subject import Attended, Subject
+from kernelassay.properties.subject import Subject
 
 GROSS = 8.0
 """From this ratio on an error is WrongValue, below it Imprecise."""

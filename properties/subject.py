@@ -1,7 +1,6 @@
 """A kernel under test: runs a call, checks the form of what comes back, watches memory."""
 
 import math
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from kernelassay.impls.contract import (
     AttendCall,
-    AttendResult,
     Capabilities,
     Conventions,
     MergeCall,
@@ -23,6 +21,7 @@ from kernelassay.impls.contract import (
 from kernelassay.impls.interpreter import launching, mend
 from kernelassay.oracle.formats import format_of, name_of
 from kernelassay.oracle.merging import Tree
+from kernelassay.properties.answers import Attended, as_result, innermost, sticky
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.failures import (
     DeviceLost,
@@ -32,31 +31,9 @@ from kernelassay.properties.failures import (
     WrongShape,
 )
 from kernelassay.properties.inputs import Inputs, Logical, inputs, layout_of, logical
-from kernelassay.properties.memory import Watch, check_guards, guarded_empty
+from kernelassay.properties.memory import Watch, guarded_empty
 from kernelassay.properties.pages import paged_inputs
 from kernelassay.properties.parts import finished, merge_inputs, parts_of_call, stacked
-
-
-@dataclass(frozen=True, eq=False)
-class Attended:
-    """What a kernel answered: out [B, Hq, Tq, Dv], lse [B, Hq, Tq] as it came, who watched it."""
-
-    out: Tensor
-    lse: Tensor | None
-    backend: str | None
-    watched: str
-    watch: Watch | None = None
-    guarded: tuple[Tensor, ...] = ()
-    raw: tuple[Tensor, ...] = ()
-    """the answer as the kernel gave it, where it has another form: (u, m, l)."""
-
-    def check_guards(self) -> None:
-        """Raise `OutOfBounds` if the kernel wrote outside its outputs, as far as can be seen."""
-        if self.watch is not None:
-            self.watch.check()
-        for storage in self.guarded:
-            check_guards(storage)
-
 
 SHAPES_PARTS = frozenset(
     {
@@ -236,11 +213,11 @@ class Subject:
         except (Unsupported, WrongShape, Raised):
             raise
         except Exception as error:
-            if _sticky(error):
+            if sticky(error):
                 raise DeviceLost(f"{type(error).__name__}: {error}") from error
             raise Raised(
                 f"{self.name} raised {type(error).__name__}: {error}".split("\n")[0],
-                where=_innermost(error),
+                where=innermost(error),
             ) from error
         if answer.backend:
             self.backends.add(answer.backend)
@@ -265,7 +242,7 @@ class Subject:
                 )
             out, lse = finished(came, format_of(self.numerics.out).dtype)
             return Attended(out, lse, None, watched, watch, raw=came)
-        result = _as_result(f"{self.name}.{'merge' if self.merges else 'attend'}", came)
+        result = as_result(f"{self.name}.{'merge' if self.merges else 'attend'}", came)
         return Attended(result.out, result.lse, result.backend, watched, watch)
 
     def _watched(self, call: AttendCall | MergeCall) -> Attended:
@@ -296,7 +273,7 @@ class Subject:
             raise Raised(
                 f"{self.name} cannot run under the mode that watches its allocations. If it goes "
                 f"through torch.compile, declare Capabilities(compiled=True)",
-                where=_innermost(error),
+                where=innermost(error),
             ) from again
         try:
             with Watch():
@@ -346,41 +323,3 @@ class Subject:
                 )
             if came.device.type != given.device.type:
                 raise WrongDtype(f"{name}: got device {came.device}, expected {given.device}")
-
-
-def _as_result(kernel: str, came: Any) -> AttendResult:
-    if isinstance(came, AttendResult):
-        result = came
-    elif isinstance(came, tuple) and len(came) == 2:
-        result = AttendResult(came[0], came[1])
-    else:
-        result = AttendResult(came)
-    for name, x in (("out", result.out), ("lse", result.lse)):
-        if not (isinstance(x, Tensor) or (name == "lse" and x is None)):
-            raise WrongShape(
-                f"{kernel} returned {type(x).__name__} as {name}; expected a tensor, a "
-                f"tuple (out, lse) or an AttendResult"
-            )
-    return result
-
-
-def _sticky(error: Exception) -> bool:
-    """Whether the device's context is lost: every later call would fail as well."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return False
-    accelerator = getattr(torch, "AcceleratorError", None)
-    return (accelerator is not None and isinstance(error, accelerator)) or (
-        isinstance(error, RuntimeError) and "CUDA error" in str(error)
-    )
-
-
-def _innermost(error: BaseException) -> str:
-    """file:line of the innermost frame outside installed libraries, where its author can look."""
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        path = trace.tb_frame.f_code.co_filename
-        if not found or "site-packages" not in path:
-            shown = os.path.relpath(path) if path.startswith("/") else path
-            found = f"{shown}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found

@@ -12,6 +12,7 @@ from kernelassay.properties.laws import (  # isort: skip
     alignment,
     edges,
     merging,
+    partials,
     paging,
 )
 
@@ -25,6 +26,7 @@ __all__ = [
     "independence",
     "merging",
     "paging",
+    "partials",
     "relations",
     "sequences",
     "values",

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernelassay.properties import strata as s
+from kernelassay.properties.answers import Attended
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.content import bits_per_column
 from kernelassay.properties.failures import NonFinite, WrongValue
@@ -14,7 +15,7 @@ from kernelassay.properties.inputs import logical
 from kernelassay.properties.judge import budget_for, budget_of, judge, seen_by
 from kernelassay.properties.laws.equality import agree, chunk_of, of_row, rows_of
 from kernelassay.properties.property import law
-from kernelassay.properties.subject import Attended, Subject
+from kernelassay.properties.subject import Subject
 
 
 @law(

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from kernelassay.oracle.budget import Budget, lse_allowed_in_base
+from kernelassay.properties.answers import Attended
 from kernelassay.properties.failures import Failure, Imprecise, NonFinite, Place, WrongValue
 from kernelassay.properties.inputs import Logical
 from kernelassay.properties.judge import GROSS, budget_of, empty_rows, judge_lse, judge_out
-from kernelassay.properties.subject import Attended, Subject
+from kernelassay.properties.subject import Subject
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,11 +5,12 @@ from dataclasses import fields, replace
 from torch import Tensor
 
 from kernelassay.oracle.budget import Budget
+from kernelassay.properties.answers import Attended
 from kernelassay.properties.failures import Different
 from kernelassay.properties.inputs import Logical
 from kernelassay.properties.judge import difference, judge_lse, judge_out
 from kernelassay.properties.memory import same_bits
-from kernelassay.properties.subject import Attended, Subject
+from kernelassay.properties.subject import Subject
 
 
 def agree(

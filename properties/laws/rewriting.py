@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kernelassay.properties.answers import Attended
 from kernelassay.properties.content import hashed
 from kernelassay.properties.inputs import Logical
 from kernelassay.properties.judge import shape_of
-from kernelassay.properties.subject import Attended
 
 _LAST = 1 << 62  # beyond every rank that an order is made of
 
