@@ -25,6 +25,11 @@ class Attended:
     raw: tuple[Tensor, ...] = ()
     """the answer as the kernel gave it, where it has another form: (u, m, l)."""
 
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """What the kernel gave: (out, lse), out alone, or (u, m, l)."""
+        return self.raw or tuple(x for x in (self.out, self.lse) if x is not None)
+
     def check_guards(self) -> None:
         """Raise `OutOfBounds` if the kernel wrote outside its outputs, as far as can be seen."""
         if self.watch is not None:

@@ -8,6 +8,7 @@ to the first, others shuffled.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -141,7 +142,7 @@ def place_parts(name: str, x: Tensor, layout: str, device: str) -> Placed:
     return placed_view(name, physical, device, back)
 
 
-def stacked(parts: list[tuple[Tensor, ...]], layout: str) -> MergeCall:
+def stacked(parts: Sequence[tuple[Tensor, ...]], layout: str) -> MergeCall:
     """A call of results that a kernel gave before: (out, lse) or (u, m, l) of each part."""
 
     def side_by_side(some: tuple[Tensor, ...]) -> Tensor:

@@ -20,7 +20,7 @@ from kernelassay.impls.contract import (
 )
 from kernelassay.impls.interpreter import launching, mend
 from kernelassay.oracle.formats import format_of, name_of
-from kernelassay.oracle.merging import Tree
+from kernelassay.oracle.merging import fold
 from kernelassay.properties.answers import Attended, as_result, innermost, sticky
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.failures import (
@@ -170,28 +170,20 @@ class Subject:
 
     def _answered(self, given: Inputs) -> Attended:
         """The answer, of the form that was declared; parts are merged along their tree."""
-        call = given.call
-        if isinstance(call, AttendCall):
-            answer = self.answer(call)
-            self._check_form(call, answer)
-            return answer
+        call, tree = given.call, given.tree
+        if isinstance(call, AttendCall) or not isinstance(tree, tuple):
+            return self._formed(call)
         parts = parts_of_call(call)
-        if given.tree is None or not isinstance(given.tree, tuple):
-            return self._merged(call)
+        if tree == tuple(range(len(parts))):  # all at once, from where they were placed
+            return self._formed(call)
 
-        def node(tree: Tree) -> tuple[Tensor, ...]:
-            return parts[tree] if isinstance(tree, int) else results(self._merged(below(tree)))
+        def node(*some: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return self._formed(stacked(some, given.layout)).state
 
-        def below(tree: tuple[Tree, ...]) -> MergeCall:
-            return stacked([node(part) for part in tree], given.layout)
+        below = [fold(part, parts, node) for part in tree]
+        return self._formed(stacked(below, given.layout))
 
-        def results(answer: Attended) -> tuple[Tensor, ...]:
-            return answer.raw or tuple(x for x in (answer.out, answer.lse) if x is not None)
-
-        whole = given.tree == tuple(range(len(parts)))
-        return self._merged(call if whole else below(given.tree))
-
-    def _merged(self, call: MergeCall) -> Attended:
+    def _formed(self, call: AttendCall | MergeCall) -> Attended:
         answer = self.answer(call)
         self._check_form(call, answer)
         return answer

@@ -41,8 +41,9 @@ class Judged:
 
 def kept(answer: Attended) -> Attended:
     """A copy: a kernel may hand out the same memory again."""
-    lse = answer.lse
-    return replace(answer, out=answer.out.clone(), lse=None if lse is None else lse.clone())
+    lse, raw = answer.lse, tuple(x.clone() for x in answer.raw)
+    lse = None if lse is None else lse.clone()
+    return replace(answer, out=answer.out.clone(), lse=lse, raw=raw)
 
 
 def answered(subject: Subject, tensors: Logical, *, generic: bool) -> Judged:

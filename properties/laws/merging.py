@@ -7,11 +7,9 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from kernelassay.impls.contract import Capabilities, MergeCall, Unsupported
 from kernelassay.properties import strata as s
-from kernelassay.properties.answers import Attended
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.failures import Accepted, InputMutated, NonDeterministic, Raised
 from kernelassay.properties.inputs import logical
@@ -150,12 +148,8 @@ def memory(subject: Subject, case: AttendCase) -> None:
         )
     answer.check_guards()
     if answer.watched != "opaque":
-        for name, x in zip(("out", "lse", "sums"), answer.raw or _outputs(answer), strict=False):
+        for name, x in zip(("out", "lse", "sums"), answer.state, strict=False):
             check_written(name, x)
-
-
-def _outputs(answer: Attended) -> tuple[Tensor, ...]:
-    return tuple(x for x in (answer.out, answer.lse) if x is not None)
 
 
 @law(
@@ -168,7 +162,7 @@ def _outputs(answer: Attended) -> tuple[Tensor, ...]:
 )
 def deterministic(subject: Subject, case: AttendCase) -> None:
     first, second = (kept(subject.attend(case)) for _ in range(2))
-    for name, a, b in zip(("out", "lse"), _outputs(first), _outputs(second), strict=False):
+    for name, a, b in zip(("out", "lse", "sums"), first.state, second.state, strict=False):
         if not same_bits(a, b):
             raise NonDeterministic(f"{name} of two equal calls differs in {difference(a, b)}")
 
