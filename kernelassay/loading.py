@@ -61,7 +61,8 @@ def present(kernel: Loaded) -> Loaded:
     missing = [n for n in needs if importlib.util.find_spec(n.partition(".")[0]) is None]
     if missing:
         bundled = type(kernel.adapter).__module__.startswith("kernelassay.")
-        where = "; pip install 'kernelassay[targets]'" if bundled else ""
+        extra = "flashinfer" if "flashinfer" in missing else "targets"
+        where = f"; pip install 'kernelassay[{extra}]'" if bundled else ""
         what = f"skipped: needs {', '.join(missing)}, not installed here{where}"
         raise LoadError(kernel.spec, what, kind=UNAVAILABLE)
     return kernel

@@ -1,5 +1,6 @@
 """A kernel whose library is not installed is skipped in one line, wherever it is named."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -91,3 +92,11 @@ def test_pytest_skips_it(pytester: pytest.Pytester) -> None:
     ran.assert_outcomes(skipped=2)
     ran.stdout.fnmatch_lines(["*skipped: needs no_such_library, not installed here*"])
     ran.stdout.fnmatch_lines(["*2 kernels skipped*"])
+
+
+def test_an_absent_library_is_named_with_its_extra() -> None:
+    """A GPU library has an extra of its own."""
+    if importlib.util.find_spec("flashinfer") is not None:
+        pytest.skip("flashinfer is installed here")
+    with pytest.raises(LoadError, match=r"needs flashinfer.*pip install 'kernelassay\[flashinfer"):
+        load_kernel("kernelassay.impls.flashinfer_merge:pair")
