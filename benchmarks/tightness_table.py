@@ -22,9 +22,10 @@ its last bits and pass. Inputs are N(0, 1), from 33 x 33 to 64 x 1000 queries an
 Aims: a median of at least 1/4 for 16 bit, where one rounding of the output takes nearly all of
 the budget, and of 1/15 for fp32, where many small errors rarely add up as they might. No kernel
 may exceed 1. The LSE has worst-case terms alone and so lies lower, except where a kernel rounds
-it to 16 bit. So do fp32 merges: what many parts in a tree may add up to at worst they hardly ever do,
-and the same bound serves kernels that divide at the end and kernels that make each weight anew. `python benchmarks/tightness.py` measures, `benchmarks/tightness_table.py` writes
-this page.
+it to 16 bit. So do fp32 merges: many parts hardly ever add up to the worst, and the same bound
+serves kernels that divide at the end and kernels that make each weight anew.
+
+`python benchmarks/tightness.py` measures, `benchmarks/tightness_table.py` writes this page.
 """
 
 
