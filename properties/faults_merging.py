@@ -63,8 +63,8 @@ def finite_first_maximum(s: Setting) -> Variants:
         weights = torch.exp(lse - top)
         weights = torch.where(lse - top < LEAST_EXPONENT, 0.0, weights)
         total = weights.sum(0)
-        for what, spare in (("", 1.0), (", a sum of 0 divides by 1", 0.0)):
-            safe = torch.where(total == 0, 1.0 if spare == 0.0 else 0.0, total)
+        for what, instead in (("", 0.0), (", a sum of 0 divides by 1", 1.0)):
+            safe = torch.where(total == 0, instead, total)
             made = (weights[..., None] * torch.where(weights[..., None] > 0, out, 0.0)).sum(0)
             yield f"{seed:g}{what}", Answer(made / safe[..., None], top + total.log())
 

@@ -5,13 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernelassay.impls.contract import AttendCall, Capabilities, Scoring, Unsupported
 from kernelassay.properties import strata as s
+from kernelassay.properties.answers import Attended
 from kernelassay.properties.case import AttendCase
 from kernelassay.properties.domain import domain_of, lacking
 from kernelassay.properties.failures import Accepted, InputMutated, NonDeterministic, Raised
 from kernelassay.properties.judge import difference
+from kernelassay.properties.laws.comparing import kept
 from kernelassay.properties.memory import check_written, same_bits
 from kernelassay.properties.property import law
 from kernelassay.properties.subject import Subject
@@ -44,9 +47,13 @@ def memory(subject: Subject, case: AttendCase) -> None:
         )
     answer.check_guards()
     if answer.watched != "opaque":
-        check_written("out", answer.out)
-        if answer.lse is not None:
-            check_written("lse", answer.lse)
+        for name, x in named(answer):
+            check_written(name, x)
+
+
+def named(answer: Attended) -> list[tuple[str, Tensor]]:
+    """What the kernel gave, with names: out and lse, or the u, m and l of a state."""
+    return list(zip("uml" if answer.raw else ("out", "lse"), answer.state, strict=False))
 
 
 def _declares(convention: str) -> Callable[[Capabilities], str | None]:
@@ -66,9 +73,9 @@ def _declares(convention: str) -> Callable[[Capabilities], str | None]:
     weight=0.5,
 )
 def deterministic(subject: Subject, case: AttendCase) -> None:
-    first, second = subject.attend(case), subject.attend(case)
-    for name, a, b in (("out", first.out, second.out), ("lse", first.lse, second.lse)):
-        if a is not None and b is not None and not same_bits(a, b):
+    first, second = (kept(subject.attend(case)) for _ in range(2))
+    for (name, a), (_, b) in zip(named(first), named(second), strict=True):
+        if not same_bits(a, b):
             raise NonDeterministic(
                 f"{name} of two equal calls differs in {difference(a, b)}; the kernel declares "
                 f"Conventions.deterministic"

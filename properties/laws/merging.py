@@ -11,17 +11,16 @@ import torch
 from kernelassay.impls.contract import Capabilities, MergeCall, Unsupported
 from kernelassay.properties import strata as s
 from kernelassay.properties.case import AttendCase
-from kernelassay.properties.failures import Accepted, InputMutated, NonDeterministic, Raised
+from kernelassay.properties.failures import Accepted, Raised
 from kernelassay.properties.inputs import logical
 from kernelassay.properties.judge import (
     budget_for,
-    difference,
     judge,
     judge_empty,
 )
+from kernelassay.properties.laws import conduct
 from kernelassay.properties.laws.comparing import kept
 from kernelassay.properties.laws.equality import agree
-from kernelassay.properties.memory import check_written, same_bits
 from kernelassay.properties.property import law
 from kernelassay.properties.subject import Subject
 
@@ -139,17 +138,7 @@ def single(subject: Subject, case: AttendCase) -> None:
     },
 )
 def memory(subject: Subject, case: AttendCase) -> None:
-    given = subject.prepare(case)
-    answer = subject.attend(given)
-    if changed := given.mutated():
-        raise InputMutated(
-            f"{', '.join(changed)} changed during the call; expected every input, and the guard "
-            f"zones around it, to be left alone"
-        )
-    answer.check_guards()
-    if answer.watched != "opaque":
-        for name, x in zip(("out", "lse", "sums"), answer.state, strict=False):
-            check_written(name, x)
+    conduct.memory.body(subject, case)
 
 
 @law(
@@ -161,10 +150,7 @@ def memory(subject: Subject, case: AttendCase) -> None:
     weight=0.5,
 )
 def deterministic(subject: Subject, case: AttendCase) -> None:
-    first, second = (kept(subject.attend(case)) for _ in range(2))
-    for name, a, b in zip(("out", "lse", "sums"), first.state, second.state, strict=False):
-        if not same_bits(a, b):
-            raise NonDeterministic(f"{name} of two equal calls differs in {difference(a, b)}")
+    conduct.deterministic.body(subject, case)
 
 
 @law(
