@@ -162,6 +162,20 @@ def leaves_rows(call: AttendCall) -> AttendResult:
     return replace(answer, out=out)
 
 
+class OneBuffer:
+    """Noise, and every answer in the memory of the one before."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[int, ...], AttendResult] = {}
+
+    def __call__(self, call: AttendCall) -> AttendResult:
+        """The held answer, with new content."""
+        made = noise(call)
+        kept = self.held.setdefault(tuple(call.q.shape), made)
+        kept.out.copy_(made.out)
+        return kept
+
+
 def noise(call: AttendCall) -> AttendResult:
     answer = right(call)
     return replace(answer, out=answer.out * (1 + 1e-7 * torch.randn_like(answer.out)))
@@ -233,6 +247,7 @@ BROKEN: dict[str, tuple[str, Callable[[AttendCall], AttendResult], dict[str, Any
     "guards": ("attention.memory", writes_past_the_end, {}, "OutOfBounds"),
     "unwritten": ("attention.memory", leaves_rows, {}, "NotWritten"),
     "noise": ("attention.deterministic", noise, {}, "NonDeterministic"),
+    "noise in one buffer": ("attention.deterministic", OneBuffer(), {}, "NonDeterministic"),
     "declined": ("attention.declines", right, {"declines": {"window"}}, "Accepted"),
     "visible set": ("alignment.visible_set", top_left, {}, "WrongValue"),
     "corner": ("alignment.causal_corner", top_left, {}, "WrongValue"),
