@@ -282,7 +282,7 @@ def test_a_bias_is_broadcast_on_any_axes(axes: tuple[bool, ...]) -> None:
 
 def test_a_run_of_keys_is_columns() -> None:
     """What is added to keys 1..4 is that part of what is added to all."""
-    how = Scoring(alibi=torch.rand(4), bias=random(7, 1, 4, 3, 5))
+    how = Scoring(alibi=random(4, 4), bias=random(7, 1, 4, 3, 5))
     for terms in (how, replace(how, alibi=None), replace(how, bias=how.bias[..., :1])):
         whole = offsets(terms, Visibility(), SHAPE)
         part = offsets(terms, Visibility(), SHAPE, keys=range(1, 4))

@@ -301,9 +301,11 @@ MEMORY = (
     _mutant(
         name="tiles_in_any_order",
         edits=(
+            ("TILE = 64", "CHANCE = random.Random(0)\nTILE = 64"),
+            ("import math\n", "import math\nimport random\n"),
             (
-                "for start in range(0, end, TILE):",
-                "for start in torch.randperm(-(-end // TILE)).mul(TILE).tolist():",
+                "in range(0, end, TILE):",
+                "in CHANCE.sample(tiles := range(0, end, TILE), len(tiles)):",
             ),
         ),
         report="A151",
