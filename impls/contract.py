@@ -15,6 +15,14 @@ from typing import Any, Literal, Protocol, get_args, get_type_hints, runtime_che
 
 from torch import Tensor
 
+from kernelassay.impls.logits import LOGITS, LawCall, Laws, Maps
+from kernelassay.impls.verification import (
+    VERIFYING,
+    Sampling,
+    Verifies,
+    VerifyCall,
+    VerifyResult,
+)
 from kernelassay.oracle.formats import FORMATS
 from kernelassay.oracle.numerics import Numerics, default_numerics
 from kernelassay.oracle.scoring import Scoring
@@ -22,18 +30,28 @@ from kernelassay.oracle.visibility import Visibility
 
 __all__ = [
     "FEATURES",
+    "LOGITS",
+    "MERGING",
+    "VERIFYING",
     "AttendCall",
     "AttendResult",
     "Attends",
     "Capabilities",
     "ContractError",
     "Conventions",
+    "LawCall",
+    "Laws",
+    "Maps",
     "MergeCall",
     "Merges",
     "Numerics",
     "Pages",
+    "Sampling",
     "Scoring",
     "Unsupported",
+    "Verifies",
+    "VerifyCall",
+    "VerifyResult",
     "Visibility",
     "checked_adapter",
     "numerics_for",
@@ -74,6 +92,14 @@ MERGING: Mapping[str, str] = {
     "merge.many": "more than two parts in one call, and one alone",
 }
 """The same for a merge of partial results."""
+
+OPERATIONS: Mapping[str, Mapping[str, str]] = {
+    "attend": FEATURES,
+    "merge": MERGING,
+    "verify": VERIFYING,
+    "law": LOGITS,
+}
+"""What an adapter may do, one of these, with the features of each."""
 
 
 class Unsupported(Exception):
@@ -212,7 +238,8 @@ class Conventions:
 class Capabilities:
     """What a kernel's author says that it can do.
 
-    The domain (devices, dtypes, head_sizes) has no default. A feature in *supports* is tested and
+    The domain (devices, dtypes, head_sizes; for a verification devices, dtypes and sampling) has
+    no default. A feature in *supports* is tested and
     must not be refused; one in *declines* must be refused with `Unsupported`, never answered
     silently; one in neither is UNDECLARED: not run, shown and counted.
     """
@@ -220,8 +247,8 @@ class Capabilities:
     devices: tuple[str, ...]
     """of "cpu", "cuda", "interpreter" (Triton's, TRITON_INTERPRET=1)."""
     dtypes: tuple[str, ...]
-    """of "fp16", "bf16", "fp32", "e4m3", "e5m2": what q, k, v may be."""
-    head_sizes: tuple[int, ...]
+    """of "fp16", "bf16", "fp32", "e4m3", "e5m2": what q, k, v may be, or laws p and q."""
+    head_sizes: tuple[int, ...] = ()
     """the values of D that the suite may use."""
     supports: frozenset[str]
     declines: frozenset[str] = frozenset()
@@ -230,7 +257,8 @@ class Capabilities:
     """physical layouts of q, k, v the kernel takes: "BHTD", "BTHD". For a merge those of a part,
     the parts one after the other, or "BTNHD": the parts of a row side by side."""
     tiles: tuple[int, ...] = (16, 32, 64, 128)
-    """sizes near which something changes: tiles, pages, thresholds; lengths are aimed there."""
+    """sizes near which something changes: tiles, pages, thresholds; lengths are aimed there, and
+    vocabularies."""
     min_keys: int = 1
     """the smallest Tk that is not 0; "no_keys" says whether 0 is possible."""
     max_tokens: int = 4096
@@ -243,6 +271,18 @@ class Capabilities:
     """the call says into how many parts the keys are cut."""
     state: Literal["out_lse", "mlu"] = "out_lse"
     """what a merge takes and gives: outputs with their log-sum-exps, or states (u, m, l)."""
+    sampling: Sampling | None = None
+    """how a verification draws."""
+    packing: Literal["flat", "padded"] = "flat"
+    """how it wants drafts and rows, see `VerifyCall`."""
+    maps: Maps | None = None
+    """how logits become laws."""
+    max_drafts: int = 8
+    """the most drafts of a request to use."""
+    max_vocabulary: int = 4096
+    """the largest vocabulary to use."""
+    max_requests: int = 4096
+    """the most requests of a verification to put into one call."""
     compiled: bool = False
     """the kernel goes through torch.compile. PyTorch compiles nothing under the mode that gives a
     launcher's allocations guard zones, so such a kernel's outputs are not watched."""
@@ -257,11 +297,15 @@ class Capabilities:
         _known("devices", self.devices, DEVICES)
         _known("dtypes", self.dtypes, DTYPES)
         _known("layouts", self.layouts, ("BHTD", "BTHD", "BTNHD"))
-        _known("supports", self.supports, (*FEATURES, *MERGING))
-        _known("declines", self.declines, (*FEATURES, *MERGING))
+        _known("packing", [self.packing], ("flat", "padded"))
+        features = tuple(name for operation in OPERATIONS.values() for name in operation)
+        _known("supports", self.supports, features)
+        _known("declines", self.declines, features)
         _known("page_layout", [self.page_layout], ("NHD", "HND"))
         _known("state", [self.state], ("out_lse", "mlu"))
-        for name in ("devices", "dtypes", "head_sizes", "layouts", "tiles"):
+        needed = {"sampling": "verify", "maps": "law"}
+        own = [name for name, feature in needed.items() if feature in self.supports]
+        for name in ("devices", "dtypes", "layouts", "tiles", *(own or ["head_sizes"])):
             if not getattr(self, name):
                 raise ContractError(f"Capabilities.{name}: got nothing, expected at least one")
         for name in ("head_sizes", "tiles", "pages"):
@@ -270,14 +314,20 @@ class Capabilities:
                     f"Capabilities.{name}: got {bad!r}, expected positive integers"
                 )
         _known("work_limit", self.work_limit, DEVICES)
-        single = {"min_keys": self.min_keys, "max_tokens": self.max_tokens}
-        for name, n in [*single.items(), *(("work_limit", n) for n in self.work_limit.values())]:
+        names = ("min_keys", "max_tokens", "max_drafts", "max_vocabulary", "max_requests")
+        single = [(name, getattr(self, name)) for name in names]
+        for name, n in [*single, *(("work_limit", n) for n in self.work_limit.values())]:
             if not _positive(n):
                 raise ContractError(f"Capabilities.{name}: got {n!r}, expected a positive integer")
         if not isinstance(self.conventions, Conventions):
             raise ContractError(
                 f"Capabilities.conventions: got {self.conventions!r}, expected Conventions(...)"
             )
+        for name, kind in (("sampling", Sampling), ("maps", Maps)):
+            if (given := getattr(self, name)) is not None and not isinstance(given, kind):
+                raise ContractError(
+                    f"Capabilities.{name}: got {given!r}, expected {kind.__name__}(...)"
+                )
         if both := self.supports & self.declines:
             raise ContractError(
                 f"Capabilities: {', '.join(sorted(both))} is both supported and declined; "
@@ -286,17 +336,17 @@ class Capabilities:
 
     @property
     def operations(self) -> frozenset[str]:
-        """What the kernel does: "attend" or "merge", and attention over "pages" or in "splits"."""
-        if "merge" in self.supports:
-            return frozenset({"merge"})
+        """What the kernel does, as in OPERATIONS; attention also over "pages" or in "splits"."""
+        if beside := (set(OPERATIONS) - {"attend"}) & self.supports:
+            return frozenset(beside)
         special = {"pages": bool(self.pages), "splits": self.splits}
         return frozenset({"attend", *(name for name, given in special.items() if given)})
 
     @property
     def undeclared(self) -> frozenset[str]:
         """Features of the kernel's operations that are in neither set."""
-        known = frozenset(MERGING if "merge" in self.supports else FEATURES)
-        return known - self.supports - self.declines
+        named = [OPERATIONS[name] for name in self.operations & set(OPERATIONS)]
+        return frozenset().union(*named) - self.supports - self.declines
 
 
 def _positive(n: object) -> bool:
@@ -340,7 +390,7 @@ def checked_adapter(adapter: Any, where: str = "adapter") -> Any:
             "none" if capabilities is None else type(capabilities).__name__,
             "kernelassay.Capabilities(devices=..., dtypes=..., head_sizes=..., supports=...)",
         )
-    for operation in ("attend", "merge"):
+    for operation in OPERATIONS:
         method = getattr(adapter, operation, None)
         if operation in capabilities.supports and not callable(method):
             raise wrong(operation, repr(method), f"a method {operation}(call)")
@@ -350,8 +400,10 @@ def checked_adapter(adapter: Any, where: str = "adapter") -> Any:
                 f"no {operation!r} beside a method {operation}",
                 f"{operation!r} in it",
             )
-    if {"attend", "merge"} <= capabilities.supports:
-        raise wrong("capabilities.supports", "'attend' and 'merge'", "an adapter for each")
+    several = sorted(capabilities.supports & set(OPERATIONS))
+    if len(several) > 1:
+        named = " and ".join(map(repr, several))
+        raise wrong("capabilities.supports", named, "an adapter for each")
     declared = getattr(adapter, "numerics", None)
     per_dtype = declared if isinstance(declared, Mapping) else {"every dtype": declared}
     for dtype, numerics in per_dtype.items():
