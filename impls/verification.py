@@ -35,8 +35,8 @@ class VerifyCall:
 
     Where `Capabilities.packing` is "flat", draft i of request r is at n = offsets[r] + i, and the
     target's row for it at n + r; row offsets[r] + r + k[r] is the bonus row. Where it is "padded"
-    they are at [r, i], and what lies past a request's drafts is garbage. Where `Sampling.bonus` is "given" the bonus rows
-    are left out: p has the shape of q.
+    they are at [r, i], and what lies past a request's drafts is garbage. Where `Sampling.bonus` is
+    "given" the bonus rows are left out: p has the shape of q.
 
     Noise is there as `Sampling.noise` declares: *accept* and *draw* (or *race*) if it is injected,
     *seeds* if seeded.
