@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kernelassay.plan import Item
-from kernelassay.properties.case import AttendCase
+from kernelassay.properties.case import Case
 from kernelassay.properties.records import Record
 
 NATIVE, INTERPRETER = "native", "interpreter"
@@ -36,7 +36,7 @@ class Child:
     loading: str | None = None
     ready: bool = False
     item: Item | None = None
-    case: AttendCase | None = None
+    case: Case | None = None
     cases: int = 0
     found: Record | None = None
     heard: float = field(default_factory=time.monotonic)

@@ -7,13 +7,13 @@ from typing import Any
 
 from kernelassay import store
 from kernelassay.cli import NOTHING_WRONG, Unusable
-from kernelassay.properties.case import AttendCase, case_from, changed
+from kernelassay.properties.case import Case, case_from, to_json
 from kernelassay.properties.expectations import ExpectationError, Expectations, table
 from kernelassay.properties.failures import KINDS
 from kernelassay.properties.regressions import RegressionError, Regressions, line
 
 
-def found(case: str) -> tuple[dict[str, Any], AttendCase]:
+def found(case: str) -> tuple[dict[str, Any], Case]:
     """The newest item that failed on the case of this id."""
     try:
         entries = store.find(case)
@@ -82,7 +82,7 @@ def expect(args: argparse.Namespace) -> int:
     return NOTHING_WRONG
 
 
-def _checked_table(path: Path, entry: dict[str, Any], case: AttendCase, reason: str) -> str:
+def _checked_table(path: Path, entry: dict[str, Any], case: Case, reason: str) -> str:
     """The new table; the file as it is must be sound and not have it yet."""
     law, kernel, scope = entry["law"], entry["kernel"], (entry["dtype"], entry["device"])
     try:
@@ -93,7 +93,7 @@ def _checked_table(path: Path, entry: dict[str, Any], case: AttendCase, reason: 
         if e.matches(law, kernel, *scope) and e.witness == case:
             raise Unusable(f"{e.where}: expects this case already: {e.reason}")
     text = table(
-        law, kernel, entry["kind"], changed(case), reason, dtype=scope[0], device=scope[1]
+        law, kernel, entry["kind"], to_json(case), reason, dtype=scope[0], device=scope[1]
     )
     return f"\n{text}" if path.exists() and path.read_text().strip() else text
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from kernelassay import store
 from kernelassay.plan import Item
-from kernelassay.properties.case import AttendCase, case_from, to_json
+from kernelassay.properties.case import Case, case_from, to_json
 from kernelassay.properties.records import Record
 from kernelassay.running import lost
 
@@ -20,7 +20,7 @@ class Flight:
         self.facts = {"node": node, "item": item.to_json(), "level": level, "seed": seed}
         self.cases = 0
 
-    def __call__(self, case: AttendCase) -> None:
+    def __call__(self, case: Case) -> None:
         """A case begins."""
         self.cases += 1
         self.write(case=to_json(case), cases=self.cases)

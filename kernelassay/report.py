@@ -8,7 +8,7 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from kernelassay.properties.case import AttendCase, literal
+from kernelassay.properties.case import AttendCase, Case, changed, literal
 from kernelassay.properties.diagnosis import Picture
 from kernelassay.properties.engine import Search
 from kernelassay.properties.failures import Failure, Found, Place
@@ -50,7 +50,8 @@ def render(
     blocks = [
         _head(record, facts.get("device")),
         _verdict(record, prop, subject, failure),
-        _minimal(case, picture, subject, search, record) if isinstance(case, AttendCase) else [],
+        _minimal(case, picture, subject, search, record) if isinstance(case, Case) else [],
+        [*failure.facts.get("lines", ())],
         _where(place) if place else [],
         _attended(picture.readout, failure) if picture.readout else [],
         [*_reads_as(picture), *_further(picture, search, failure)],
@@ -94,8 +95,12 @@ def _power(x: float) -> str:
 
 
 def _minimal(
-    case: AttendCase, picture: Picture, subject: Subject, search: Search, record: Record
+    case: Case, picture: Picture, subject: Subject, search: Search, record: Record
 ) -> list[str]:
+    if not isinstance(case, AttendCase):
+        given = [f"{name}={value!r}" for name, value in changed(case).items()]
+        lines = [f"Minimal case ({_origin(case, search, record)})"]
+        return lines + wrapped("  " + ", ".join([*given, f"dtype={subject.dtype}"]), "  ")
     near, fields = picture.neighbours, fields_of(case)
     alike = near.alike()
     tiles = subject.capabilities.tiles
@@ -121,13 +126,15 @@ def _minimal(
     return lines
 
 
-def _origin(case: AttendCase, search: Search, record: Record) -> str:
+def _origin(case: Case, search: Search, record: Record) -> str:
     if search.cases <= 1:
         return "as given"
     cost = f"{search.cases} runs, {record.seconds:.1f} s"
     first = search.first
     if first is None or first == case:
         return f"as found; {cost}"
+    if not isinstance(first, AttendCase):
+        return f"shrunk; {cost}"
     names = [n for n in ("B", "Hq", "Hkv", "Tq", "Tk", "D") if getattr(first, n) != 1]
     names += ["Dv"] * (first.value_size != first.D)
     return f"from {' '.join(f'{n}={getattr(first, n)}' for n in names)}; {cost}"
@@ -216,7 +223,7 @@ def _further(picture: Picture, search: Search, failure: Failure) -> list[str]:
 
 
 def _again(record: Record, case: object, spec: str) -> list[str]:
-    if not isinstance(case, AttendCase):
+    if not isinstance(case, Case):
         return []
     name = record.case_id
     words = [

@@ -18,7 +18,7 @@ from kernelassay.plan import (
     is_triton,
 )
 from kernelassay.properties.case import (
-    AttendCase,
+    Case,
     case_id,
     literal,
     to_json,
@@ -41,11 +41,11 @@ def nobody(seen: Any) -> None:
 class _Watch:
     """Passes cases on; remembers how many there were and which one is running."""
 
-    on_case: Callable[[AttendCase], None]
+    on_case: Callable[[Case], None]
     cases: int = 0
-    current: AttendCase | None = field(default=None)
+    current: Case | None = field(default=None)
 
-    def __call__(self, case: AttendCase) -> None:
+    def __call__(self, case: Case) -> None:
         self.cases += 1
         self.current = case
         self.on_case(case)
@@ -56,7 +56,7 @@ def run_item(
     kernel: Loaded,
     item: Item,
     options: Options,
-    on_case: Callable[[AttendCase], None] = nobody,
+    on_case: Callable[[Case], None] = nobody,
     on_found: Callable[[Record], None] = nobody,
 ) -> Record:
     """The record of *item*; nothing but an interruption gets out. A counterexample is kept.
@@ -107,7 +107,7 @@ TITLES = {
 
 
 def lost(
-    record: Record, status: str, reason: str, case: AttendCase | None, cases: int, spec: str
+    record: Record, status: str, reason: str, case: Case | None, cases: int, spec: str
 ) -> Record:
     """*record* of an item whose case never came back, with a report of it."""
     if record.status == "failed":  # the law had failed before: that is the finding
@@ -132,7 +132,7 @@ def unusable(spec: str, kind: str, message: str, level: str) -> Record:
     return record
 
 
-def plain_report(record: Record, spec: str, case: AttendCase | None = None) -> str:
+def plain_report(record: Record, spec: str, case: Case | None = None) -> str:
     """What is known where nothing could be compared: verdict, case in flight, how to rerun it."""
     if record.law == "contract.adapter":
         kind = "" if record.status == "unavailable" else f"{record.kind}: "

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeGuard
 
 from kernelassay.oracle.formats import format_of
-from kernelassay.properties.case import AttendCase, case_from, literal
+from kernelassay.properties.case import AttendCase, Case, case_from, literal
 from kernelassay.properties.property import select
 from kernelassay.script_scoring import (
     has_scoring,
@@ -47,16 +47,25 @@ CALLED = ("Raised", "Refused", "WrongShape", "WrongDtype", "InputMutated")
 def repro_script(record: dict[str, Any], spec: str) -> str:
     """The script for a record with a case; *spec* names the kernel as on the command line."""
     case, kind = case_from(record["case"]), str(record["kind"])
-    one_call = record["law"] in (*PLAIN, "attention.memory")
-    # Pages, splits and parts are the suite's to lay out: there the law is run as it stands.
-    dense = case.page is None and case.splits is None and case.cuts is None
-    plain = dense and one_call and kind in (*COMPARED, *CALLED)
-    body = list(_plain(record, case, kind) if plain else _law(record, case))
+    if _is_plain(case, record["law"], kind):
+        body, plain = [*_plain(record, case, kind)], True
+    else:
+        body, plain = [*_law(record, case)], False
     return "\n".join([*_head(record, case, spec, plain, body), *body]) + "\n"
 
 
+def _is_plain(case: Case, law: str, kind: str) -> TypeGuard[AttendCase]:
+    """Whether one call of dense attention shows the fault; else the law is run as it stands.
+
+    Pages, splits, parts and batches of drafts are the suite's to lay out.
+    """
+    dense = isinstance(case, AttendCase) and {case.page, case.splits, case.cuts} == {None}
+    one_call = law in (*PLAIN, "attention.memory")
+    return dense and one_call and kind in (*COMPARED, *CALLED)
+
+
 def _head(
-    record: dict[str, Any], case: AttendCase, spec: str, plain: bool, body: list[str]
+    record: dict[str, Any], case: Case, spec: str, plain: bool, body: list[str]
 ) -> Iterator[str]:
     (prop,) = select(record["law"])
     yield f'"""{record["kernel"]} fails {record["law"]} with {record["kind"]}.'
@@ -76,11 +85,11 @@ def _head(
     if plain:
         yield "import torch"
         yield ""
-        scoring = "Scoring, " if has_scoring(case) else ""
+        scoring = "Scoring, " if isinstance(case, AttendCase) and has_scoring(case) else ""
         yield f"from kernelassay.impls.contract import AttendCall, {scoring}Visibility"
     makers = sorted(set(re.findall(r"\b(?:\w+_)?content(?=\()", "\n".join(body))))
     if not plain or makers:
-        yield "from kernelassay.properties.case import AttendCase"
+        yield f"from {type(case).__module__} import {type(case).__name__}"
     if "content" in makers:
         yield "from kernelassay.properties.content import content"
     if beside := [name for name in makers if name != "content"]:
@@ -121,7 +130,7 @@ def _literal(recipe: str) -> tuple[str, list[str]] | None:
     return None
 
 
-def _law(record: dict[str, Any], case: AttendCase) -> Iterator[str]:
+def _law(record: dict[str, Any], case: Case) -> Iterator[str]:
     yield "from kernelassay.properties.property import select"
     yield "from kernelassay.properties.subject import Subject"
     yield ""

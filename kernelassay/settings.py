@@ -6,7 +6,7 @@ from typing import Any
 
 from kernelassay import store
 from kernelassay.plan import BUNDLED_EXPECTATIONS, PlanError, check_expectations
-from kernelassay.properties.case import AttendCase, CaseError, case_from, parse_case
+from kernelassay.properties.case import Case, CaseError, case_from, parse_case
 from kernelassay.properties.engine import Options
 from kernelassay.properties.expectations import ExpectationError, Expectations
 from kernelassay.properties.property import select
@@ -60,7 +60,7 @@ class Settings:
         return cls(**fields)
 
 
-def case_of(text: str) -> AttendCase:
+def case_of(text: str) -> Case:
     """The case that *text* is: a literal, or the id of one that failed here before."""
     if re.fullmatch(r"[0-9a-f]{4,8}", text.strip()):
         return case_from(store.find(text.strip())[-1]["case"])

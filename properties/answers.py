@@ -12,23 +12,19 @@ from kernelassay.properties.failures import WrongShape
 from kernelassay.properties.memory import Watch, check_guards
 
 
-@dataclass(frozen=True, eq=False)
-class Attended:
-    """What a kernel answered: out [B, Hq, Tq, Dv], lse [B, Hq, Tq] as it came, who watched it."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Answer:
+    """What a kernel answered: which backend ran, and who watched its memory."""
 
-    out: Tensor
-    lse: Tensor | None
-    backend: str | None
+    backend: str | None = None
     watched: str
     watch: Watch | None = None
     guarded: tuple[Tensor, ...] = ()
-    raw: tuple[Tensor, ...] = ()
-    """the answer as the kernel gave it, where it has another form: (u, m, l)."""
 
     @property
-    def state(self) -> tuple[Tensor, ...]:
-        """What the kernel gave: (out, lse), out alone, or (u, m, l)."""
-        return self.raw or tuple(x for x in (self.out, self.lse) if x is not None)
+    def first(self) -> Tensor:
+        """The main tensor."""
+        raise NotImplementedError
 
     def check_guards(self) -> None:
         """Raise `OutOfBounds` if the kernel wrote outside its outputs, as far as can be seen."""
@@ -36,6 +32,26 @@ class Attended:
             self.watch.check()
         for storage in self.guarded:
             check_guards(storage)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Attended(Answer):
+    """out [B, Hq, Tq, Dv] and lse [B, Hq, Tq] as they came."""
+
+    out: Tensor
+    lse: Tensor | None
+    raw: tuple[Tensor, ...] = ()
+    """the answer as the kernel gave it, where it has another form: (u, m, l)."""
+
+    @property
+    def first(self) -> Tensor:
+        """The main tensor."""
+        return self.state[0]
+
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        """What the kernel gave: (out, lse), out alone, or (u, m, l)."""
+        return self.raw or tuple(x for x in (self.out, self.lse) if x is not None)
 
 
 def as_result(kernel: str, came: Any) -> AttendResult:

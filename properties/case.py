@@ -1,16 +1,17 @@
 """A case: one input as a small frozen dataclass that prints as valid Python.
 
-Tensors are made from a case by a pure function (`kernelassay.properties.content`); the case
-itself names shapes, visibility and recipes. Its id is a hash of every field, so that a case is
-the same case on every machine.
+Each operation has a class of cases. Tensors are made from a case by a pure function
+(`kernelassay.properties.content` for attention); the case itself names shapes, visibility and
+recipes. Its id is a hash of every field, so that a case is the same case on every machine.
 """
 
 import ast
 import hashlib
 import json
 import math
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, fields
+from typing import Any, ClassVar
 
 from kernelassay.properties.memory import VIEWS
 
@@ -29,8 +30,31 @@ class CaseError(ValueError):
     """A case line that cannot be read; says what came and what is expected."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttendCase:
+class Case:
+    """What the classes of cases share. A subclass is known by its name once it is imported."""
+
+    KINDS: ClassVar[Mapping[str, tuple[type, ...]]] = {}
+    """What a field may hold, where its default does not say all."""
+    NUMBERS: ClassVar[tuple[str, ...]] = ()
+    """Fields that may be whole numbers and mean floats."""
+    EXAMPLE: ClassVar[str] = ""
+    """A literal, for messages."""
+
+    def checked(self) -> None:
+        """A `CaseError`, unless the fields fit together."""
+        raise NotImplementedError
+
+    @classmethod
+    def known(cls) -> "dict[str, Field[Any]]":
+        """Its fields by name."""
+        return {f.name: f for f in fields(cls)}  # type: ignore[arg-type]  # a dataclass below
+
+    def __repr__(self) -> str:
+        return literal(self)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AttendCase(Case):
     """One attention forward. Recipes: see `kernelassay.properties.content`, `content_terms`.
 
     *page*, *pages*, *splits*: see `kernelassay.properties.pages` and `AttendCall.splits`. *cuts*,
@@ -84,40 +108,58 @@ class AttendCase:
         """Whether q, k and v are independent random content, as the sharper budget needs."""
         return all(t.startswith("random:") and ";" not in t for t in (self.q, self.k, self.v))
 
-    def __repr__(self) -> str:
-        return literal(self)
+    KINDS: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        **dict.fromkeys(("scale", "softcap"), (float, int, type(None))),
+        **dict.fromkeys(("Dv", "page", "splits"), (int, type(None))),
+        **dict.fromkeys(("lengths", "cuts"), (tuple, list, type(None))),
+        **dict.fromkeys(("positions", "mask", "alibi", "bias", "sink_logits"), (str, type(None))),
+        "window": (tuple, list),
+    }
+    NUMBERS = ("scale", "softcap")
+    EXAMPLE = "AttendCase(Tq=1, Tk=17)"
+
+    def checked(self) -> None:
+        """A `CaseError`, unless the fields fit together."""
+        _check_attend(self)
 
 
-def literal(case: AttendCase) -> str:
+def case_classes() -> dict[str, type[Case]]:
+    """The classes of cases by name."""
+    return {cls.__name__: cls for cls in Case.__subclasses__()}
+
+
+def literal(case: Case) -> str:
     """The case as Python, fields at their default left out."""
     shown = (f"{name}={value!r}" for name, value in changed(case).items())
     return f"{type(case).__name__}({', '.join(shown)})"
 
 
-def changed(case: AttendCase) -> dict[str, Any]:
+def changed(case: Case) -> dict[str, Any]:
     """Those fields that differ from their default."""
     return {
         f.name: getattr(case, f.name)
-        for f in fields(case)
+        for f in case.known().values()
         if f.default is MISSING or getattr(case, f.name) != f.default
     }
 
 
-def case_id(law: str, case: AttendCase) -> str:
+def case_id(law: str, case: Case) -> str:
     """8 hex digits over [schema, law, every field, defaults included]."""
-    numbers = {n: getattr(case, n) for n in ("scale", "softcap")}
-    given = asdict(case) | {n: None if x is None else float(x) for n, x in numbers.items()}
+    numbers = {n: getattr(case, n) for n in case.NUMBERS}
+    every = asdict(case)  # type: ignore[call-overload]  # every class of cases is a dataclass
+    given = every | {n: None if x is None else float(x) for n, x in numbers.items()}
     canonical = json.dumps([SCHEMA, law, given], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
-def parse_case(text: str) -> AttendCase:
+def parse_case(text: str) -> Case:
     """The case that *text*, such as "AttendCase(Tq=1, Tk=17)", writes; never evaluated as code."""
+    classes = case_classes()
 
     def bad(why: str) -> CaseError:
         shown = text if len(text) <= 300 else f"{text[:300]}..."
         return CaseError(
-            f"case: got {shown!r}: {why}; expected a literal such as AttendCase(Tq=1, Tk=17)"
+            f"case: got {shown!r}: {why}; expected a literal such as {AttendCase.EXAMPLE}"
         )
 
     try:
@@ -126,8 +168,8 @@ def parse_case(text: str) -> AttendCase:
         raise bad(f"no Python expression ({getattr(error, 'msg', error)})") from None
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise bad("no call of a case class")
-    if node.func.id != AttendCase.__name__:
-        raise bad(f"{node.func.id} is no case class (there is {AttendCase.__name__})")
+    if node.func.id not in classes:
+        raise bad(f"{node.func.id} is no case class (there is {', '.join(classes)})")
     if node.args or any(k.arg is None for k in node.keywords):
         raise bad("fields must be given by name")
     names = [str(k.arg) for k in node.keywords]
@@ -138,40 +180,46 @@ def parse_case(text: str) -> AttendCase:
         given = {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise bad("a field is no literal") from None
-    return case_from(given)
+    return _made(classes[node.func.id], given)
 
 
-def case_from(given: dict[str, Any]) -> AttendCase:
-    """The case with these fields (as JSON or TOML gives them), the others at their default."""
+def case_from(given: dict[str, Any]) -> Case:
+    """The case with these fields (as JSON or TOML gives them), the others at their default.
+
+    "type" names its class, `AttendCase` where it is left out.
+    """
     if not isinstance(given, dict):
         raise CaseError(f"case: got {given!r}, expected a table of fields such as {{'Tk': 17}}")
-    known = {f.name: f for f in fields(AttendCase)}
+    classes, name = case_classes(), given.get("type", AttendCase.__name__)
+    if name not in classes:
+        raise CaseError(f"case: type: got {name!r}, expected one of {', '.join(classes)}")
+    return _made(classes[name], {n: v for n, v in given.items() if n != "type"})
+
+
+def _made(cls: type[Case], given: dict[str, Any]) -> Case:
+    known = cls.known()
     for name, value in given.items():
         if name not in known:
             raise CaseError(f"case: got field {name!r}, expected some of {', '.join(known)}")
-        default = known[name].default
-        kinds: tuple[type, ...] = {
-            "scale": (float, int, type(None)),
-            "softcap": (float, int, type(None)),
-            **dict.fromkeys(("Dv", "page", "splits"), (int, type(None))),
-            **dict.fromkeys(("lengths", "cuts"), (tuple, list, type(None))),
-            "positions": (str, type(None)),
-            **dict.fromkeys(("mask", "alibi", "bias", "sink_logits"), (str, type(None))),
-            "window": (tuple, list),
-        }.get(name, (type(default),))
-        if not isinstance(value, kinds) or isinstance(value, bool):
+        kinds = cls.KINDS.get(name, (type(known[name].default),))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             expected = " or ".join(k.__name__ for k in kinds)
             raise CaseError(f"case: field {name}: got {value!r}, expected {expected}")
-    frozen: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+    frozen: dict[str, Any] = {n: _frozen(v) for n, v in given.items()}
     if "window" in frozen:  # TOML has no None
         frozen["window"] = tuple(None if n == "none" else n for n in frozen["window"])
-    case = AttendCase(**frozen)
-    checked(case)
+    case = cls(**frozen)
+    case.checked()
     return case
 
 
-def checked(case: AttendCase) -> AttendCase:
-    """*case* itself, if its fields fit together."""
+def _frozen(value: Any) -> Any:
+    """Lists, as JSON and TOML have them, as tuples, however deep."""
+    return tuple(_frozen(x) for x in value) if isinstance(value, list | tuple) else value
+
+
+def _check_attend(case: AttendCase) -> None:
+    """A `CaseError`, unless the fields fit together."""
     for name in ("B", "Hq", "Hkv", "D"):
         if getattr(case, name) < 1:
             raise CaseError(f"case: field {name}: got {getattr(case, name)}, expected at least 1")
@@ -211,7 +259,6 @@ def checked(case: AttendCase) -> AttendCase:
         raise CaseError(f"case: field causal: got {case.causal!r}, expected a causal corner")
     if (case.causal == "positions") != (case.positions is not None):
         raise CaseError("case: causal='positions' and a positions recipe go together")
-    return case
 
 
 def _count(value: Any) -> bool:
@@ -219,6 +266,7 @@ def _count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def to_json(case: AttendCase) -> dict[str, Any]:
-    """The fields that differ from their default, ready for JSON."""
-    return changed(case)
+def to_json(case: Case) -> dict[str, Any]:
+    """The fields that differ from their default, ready for JSON; the class where it must be."""
+    named = {} if isinstance(case, AttendCase) else {"type": type(case).__name__}
+    return named | changed(case)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kernelassay.impls.contract import Numerics
 from kernelassay.oracle.formats import FORMATS, format_of
-from kernelassay.properties.case import AttendCase
+from kernelassay.properties.case import AttendCase, Case
 from kernelassay.properties.domain import domain_of, lacking
 from kernelassay.properties.engine import Search
 from kernelassay.properties.failures import DeviceLost, Failure, Found, OutOfBounds, TimedOut
@@ -39,7 +39,7 @@ class Repeat:
 
     failed: int
     of: int
-    same_bits: bool | None
+    same_bits: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,16 @@ def diagnose(
 ) -> Picture:
     """Look at a counterexample from all sides. *subject* itself is left as it is."""
     case, failure = found.case, found.failure
-    if not isinstance(case, AttendCase) or failure.kind == "StillFails":
+    if not isinstance(case, Case) or failure.kind == "StillFails":
         return Picture()
     parts, kind = _Parts(), failure.kind
 
     def fresh() -> Subject:
         return Subject(subject.kernel, subject.dtype, subject.device)
 
+    if not isinstance(case, AttendCase):
+        again = parts.run("Repeats", lambda: Repeat(_failures(prop, fresh(), case), REPEATS), None)
+        return Picture(repeat=again, unavailable=tuple(parts.unavailable))
     near, readout = Neighbours(), None
     readings: tuple[Reading, ...] = ()
     coarser: tuple[str, ...] = ()
@@ -142,7 +145,8 @@ def further(subject: Subject, found: Found, search: Search) -> list[AttendCase]:
     """Cases near the counterexample and those it came from: all of them, passing or failing."""
     case, domain = found.case, domain_of(subject)
     tile = min(subject.capabilities.tiles)
-    cases = [search.first, search.worst[1] if search.worst else None]
+    seen = [search.first, search.worst[1] if search.worst else None]
+    cases = [c for c in seen if isinstance(c, AttendCase)]
     plain = replace(case, softcap=None, alibi=None, bias=None, sink_logits=None)
     cases += [plain, replace(plain, Dv=None)]  # a fault of a term leaves them right
     if case.lengths is None:
@@ -153,7 +157,7 @@ def further(subject: Subject, found: Found, search: Search) -> list[AttendCase]:
         cases.append(replace(case, lengths=tuple(min(n + 2, case.Tk) for n in case.lengths)))
     for Tq in (case.Tq - 1, case.Tq + 1, (case.Tq // tile + 1) * tile):
         cases.append(replace(case, Tq=max(Tq, 1)))
-    unique = dict.fromkeys(c for c in cases if c is not None and c != case)
+    unique = dict.fromkeys(c for c in cases if c != case)
     return [c for c in unique if not lacking(c, domain) and domain.fits(c.B, c.Hq, c.Tq, c.Tk)]
 
 
@@ -204,7 +208,12 @@ def _coarser(declared: Numerics, dtype: str, failure: Failure) -> list[tuple[str
     return [(n, v) for n, v in tried if getattr(declared, n) != v]
 
 
-def _holds(prop: Property, subject: Subject, case: AttendCase) -> bool:
+def _failures(prop: Property, subject: Subject, case: Case) -> int:
+    """How often the law fails on the case, of `REPEATS` times."""
+    return sum(not _holds(prop, subject, case) for _ in range(REPEATS))
+
+
+def _holds(prop: Property, subject: Subject, case: Case) -> bool:
     subject.current = case
     try:
         prop.body(subject, case)
@@ -215,7 +224,7 @@ def _holds(prop: Property, subject: Subject, case: AttendCase) -> bool:
 
 def repeated(prop: Property, subject: Subject, case: AttendCase) -> Repeat:
     """The law on the counterexample again, and a plain call for its bits."""
-    failed = sum(not _holds(prop, subject, case) for _ in range(REPEATS))
+    failed = _failures(prop, subject, case)
     try:
         first, *rest = [subject.answer(subject.prepare(case).call) for _ in range(REPEATS)]
     except Exception:

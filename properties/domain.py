@@ -1,9 +1,13 @@
 """What a subject can be given: sizes within its capabilities and within the work it may cost."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any, TypeVar
 
-from kernelassay.properties.case import AttendCase
+from kernelassay.impls.contract import OPERATIONS
+from kernelassay.properties.case import AttendCase, Case
 from kernelassay.properties.subject import Subject
 
 _CELLS = {"cpu": 1 << 17, "cuda": 1 << 21, "interpreter": 1 << 17}
@@ -13,11 +17,21 @@ _STEPS = {"interpreter": 16}
 
 
 @dataclass(frozen=True)
-class Domain:
-    """The sizes and features that cases may use."""
+class Features:
+    """The features that cases may use; sizes come with each operation."""
 
     supports: frozenset[str]
     declines: frozenset[str]
+
+    def has(self, *features: str) -> bool:
+        """Whether all these features are supported."""
+        return all(f in self.supports for f in features)
+
+
+@dataclass(frozen=True)
+class Domain(Features):
+    """The sizes and features that cases of attention and merges may use."""
+
     head_sizes: tuple[int, ...]
     few_head_sizes: tuple[int, ...]
     tiles: tuple[int, ...]
@@ -30,10 +44,6 @@ class Domain:
     pages: tuple[int, ...] = ()
     splits: bool = False
     merge: bool = False
-
-    def has(self, *features: str) -> bool:
-        """Whether all these features are supported."""
-        return all(f in self.supports for f in features)
 
     @property
     def corners(self) -> list[str]:
@@ -94,8 +104,29 @@ def head_sizes_at(sizes: tuple[int, ...], level: str, seed: int) -> tuple[int, .
     return tuple(sorted({*some(plain), *some(padded)}))
 
 
-def domain_of(subject: Subject, level: str = "nightly", seed: int = 0) -> Domain:
+Build = Callable[[Subject, str, int], Any]
+B = TypeVar("B", bound=Build)
+_DOMAINS: dict[str, Build] = {}
+
+
+def domain_for(*operations: str) -> Callable[[B], B]:
+    """The decorated function makes the domains of kernels that do these *operations*."""
+
+    def register(build: B) -> B:
+        _DOMAINS.update(dict.fromkeys(operations, build))
+        return build
+
+    return register
+
+
+def domain_of(subject: Subject, level: str = "nightly", seed: int = 0) -> Any:
     """The domain of *subject*: capabilities, the work limit of its device, the level's sizes."""
+    (operation,) = subject.capabilities.operations & set(OPERATIONS)
+    return _DOMAINS[operation](subject, level, seed)
+
+
+@domain_for("attend", "merge")
+def _attention(subject: Subject, level: str, seed: int) -> Domain:
     c = subject.capabilities
     return Domain(
         supports=subject.supports,
@@ -115,8 +146,16 @@ def domain_of(subject: Subject, level: str = "nightly", seed: int = 0) -> Domain
     )
 
 
-def lacking(case: AttendCase, domain: Domain) -> list[str]:
+@singledispatch
+def lacking(case: Case, domain: Any) -> list[str]:
     """Features and sizes that *case* needs and the domain lacks."""
+    raise NotImplementedError(f"cases of class {type(case).__name__}")
+
+
+@lacking.register
+def _(case: AttendCase, domain: Any) -> list[str]:
+    if not isinstance(domain, Domain):
+        return ["attend"]
     needs = {
         "gqa": case.Hq != case.Hkv,
         "unequal_lengths": case.Tq != case.Tk,

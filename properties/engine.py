@@ -14,9 +14,9 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Flaky, Unsatisfiable
 
-from kernelassay.properties.case import AttendCase, case_id, to_json
+from kernelassay.properties.case import Case, case_id, to_json
 from kernelassay.properties.database import Namespaced
-from kernelassay.properties.domain import Domain, domain_of
+from kernelassay.properties.domain import domain_of
 from kernelassay.properties.expectations import Expectation, Expectations
 from kernelassay.properties.failures import (
     Failure,
@@ -45,7 +45,7 @@ class Options:
     seed: int | None = None
     limit: float = 120.0
     shrink: bool = True
-    case: AttendCase | None = None
+    case: Case | None = None
     expectations: Expectations = field(default_factory=Expectations)
     regressions: Regressions = field(default_factory=Regressions)
     database: str | None = ".kernelassay/examples"
@@ -61,9 +61,9 @@ class Search:
 
     cases: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    first: AttendCase | None = None
+    first: Case | None = None
     to_first: int = 0
-    worst: tuple[float, AttendCase] | None = None
+    worst: tuple[float, Case] | None = None
     failing_runs: int = 0
 
 
@@ -80,7 +80,7 @@ def check(
     prop: Property,
     subject: Subject,
     options: Options = Options(),
-    on_case: Callable[[AttendCase], None] = lambda case: None,
+    on_case: Callable[[Case], None] = lambda case: None,
 ) -> Outcome:
     """Run *prop* on *subject*. A failing law is an outcome; `TimedOut`, `DeviceLost` pass through.
 
@@ -135,10 +135,10 @@ def _failed(record: Record, prop: Property, found: list[Found], search: Search) 
 class _Runner:
     prop: Property
     subject: Subject
-    domain: Domain
+    domain: Any
     options: Options
     search: Search
-    on_case: Callable[[AttendCase], None]
+    on_case: Callable[[Case], None]
 
     def run(self) -> list[Found] | None:
         """The first failures found, or None."""
@@ -191,7 +191,7 @@ class _Runner:
         # Cases that are expected to fail are passed over, and others drawn in their place.
         @settings(self._settings(label, cases * (6 if expected else 1), again))
         @hypothesis.given(case=strategy)
-        def test(case: AttendCase) -> None:
+        def test(case: Case) -> None:
             nonlocal ran
             enough = ran >= cases and self.search.failing_runs == failing
             if expected and (enough or any(e.covers(case, self.domain) for e in expected)):
@@ -218,7 +218,7 @@ class _Runner:
             return _found(failure)
         return None
 
-    def execute(self, case: AttendCase) -> None:
+    def execute(self, case: Case) -> None:
         """Run the law's body on one case, within the time limit; the failure carries the case."""
         self.search.cases += 1
         self.search.counts.update(labels(case, self.domain))
@@ -235,7 +235,7 @@ class _Runner:
             late.args = (*late.args, case)
             raise
 
-    def _note(self, failure: Failure, case: AttendCase) -> None:
+    def _note(self, failure: Failure, case: Case) -> None:
         search = self.search
         search.failing_runs += 1
         if search.first is None:
@@ -243,7 +243,7 @@ class _Runner:
         if failure.ratio is not None and (search.worst is None or failure.ratio > search.worst[0]):
             search.worst = (failure.ratio, case)
 
-    def _one(self, case: AttendCase) -> list[Found] | None:
+    def _one(self, case: Case) -> list[Found] | None:
         try:
             self.execute(case)
         except Failure as failure:

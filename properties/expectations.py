@@ -20,12 +20,11 @@ import json
 import operator
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelassay.properties.case import AttendCase, CaseError, case_from
-from kernelassay.properties.domain import Domain
+from kernelassay.properties.case import Case, CaseError, case_classes, case_from
 from kernelassay.properties.failures import KINDS
 from kernelassay.properties.labels import LABELS, labels
 from kernelassay.properties.subject import Subject
@@ -43,10 +42,14 @@ _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_FIELDS = {f.name for f in fields(AttendCase)}
 
 
-def holds(node: ast.expr, case: AttendCase, found: set[str]) -> Any:
+def _fields() -> set[str]:
+    """The fields of all classes of cases."""
+    return {name for cls in case_classes().values() for name in cls.known()}
+
+
+def holds(node: ast.expr, case: Case, found: set[str]) -> Any:
     """Evaluate a region over the case's fields and labels."""
     if isinstance(node, ast.BoolOp):
         results = (bool(holds(v, case, found)) for v in node.values)
@@ -61,7 +64,7 @@ def holds(node: ast.expr, case: AttendCase, found: set[str]) -> Any:
             left = right
         return result
     if isinstance(node, ast.Name):
-        return getattr(case, node.id) if node.id in _FIELDS else node.id in found
+        return getattr(case, node.id) if node.id in case.known() else node.id in found
     if isinstance(node, ast.Tuple):
         return tuple(holds(x, case, found) for x in node.elts)
     return ast.literal_eval(node)
@@ -85,9 +88,10 @@ def _checked_region(text: str, where: str) -> ast.expr:
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         why = getattr(error, "msg", error)
         raise ExpectationError(f"{where}: when: got {text!r}: {why}") from None
+    names = _fields() | LABELS
     for part in ast.walk(node):
-        if isinstance(part, ast.Name) and part.id not in _FIELDS | LABELS:
-            close = difflib.get_close_matches(part.id, _FIELDS | LABELS, n=3)
+        if isinstance(part, ast.Name) and part.id not in names:
+            close = difflib.get_close_matches(part.id, names, n=3)
             hint = f"; close: {', '.join(close)}" if close else ""
             raise ExpectationError(
                 f"{where}: when: {part.id!r} is no field of a case and no label{hint}"
@@ -109,7 +113,7 @@ class Expectation:
     law: str
     kernel: str
     kind: str
-    witness: AttendCase
+    witness: Case
     reason: str
     when: str | None
     region: ast.expr | None
@@ -122,12 +126,12 @@ class Expectation:
         """Whether nothing but the witness runs."""
         return self.region is None
 
-    def covers(self, case: AttendCase, domain: Domain) -> bool:
+    def covers(self, case: Case, domain: Any) -> bool:
         """Whether *case* lies in the region."""
         if self.region is None:
             return True
         names = {n.id for n in ast.walk(self.region) if isinstance(n, ast.Name)}
-        found = labels(case, domain) if names - _FIELDS else set()
+        found = labels(case, domain) if names - set(case.known()) else set()
         return bool(holds(self.region, case, found))
 
     def matches(self, law: str, kernel: str, dtype: str, device: str) -> bool:

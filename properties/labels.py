@@ -1,18 +1,26 @@
 """Labels: what kind of input a case is. Counted in records; a stratum's label must occur."""
 
 import math
+from functools import singledispatch
 from itertools import pairwise
+from typing import Any
 
 from kernelassay.oracle.visibility import visible
-from kernelassay.properties.case import AttendCase
+from kernelassay.properties.case import AttendCase, Case
 from kernelassay.properties.content_terms import bias_content
 from kernelassay.properties.domain import Domain, lacking
 from kernelassay.properties.inputs import visibility_of
 from kernelassay.properties.memory import VIEWS
 
 
-def labels(case: AttendCase, domain: Domain) -> set[str]:
+@singledispatch
+def labels(case: Case, domain: Any) -> set[str]:
     """Everything that is true of *case* and worth counting."""
+    raise NotImplementedError(f"cases of class {type(case).__name__}")
+
+
+@labels.register
+def _(case: AttendCase, domain: Any) -> set[str]:
     true = {name for name, holds in _facts(case, domain).items() if holds}
     return {f"causal={case.causal}"} | true
 
@@ -185,5 +193,5 @@ _ANY = Domain(
     supports=frozenset(), declines=frozenset(), head_sizes=(64,), few_head_sizes=(64,),
     tiles=(64,), min_keys=1, max_tokens=1, cells=1, steps=None, dtype="fp32", out="fp32",
 )  # fmt: skip
-LABELS = frozenset(_facts(AttendCase(), _ANY))
-"""All labels that regions may name."""
+LABELS = set(_facts(AttendCase(), _ANY))
+"""All labels that regions may name; every class of cases adds its own."""

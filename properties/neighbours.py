@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from kernelassay.properties.case import AttendCase, CaseError, checked
+from kernelassay.properties.case import AttendCase, CaseError
 from kernelassay.properties.domain import Domain, domain_of, lacking
 from kernelassay.properties.failures import DeviceLost, Failure, TimedOut
 from kernelassay.properties.limit import time_limit
@@ -155,7 +155,7 @@ def _valid(case: AttendCase, domain: Domain) -> Iterator[tuple[str, str, AttendC
     tried = {case}
     for field, value, near in _proposed(case, domain):
         try:
-            checked(near)
+            near.checked()
         except CaseError:
             continue
         fits = domain.fits(near.B, near.Hq, near.Tq, near.Tk)

@@ -3,17 +3,17 @@
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kernelassay.impls.contract import FEATURES, Capabilities
-from kernelassay.properties.case import AttendCase
-from kernelassay.properties.domain import Domain, domain_of
+from kernelassay.impls.contract import OPERATIONS, Capabilities
+from kernelassay.properties.domain import domain_of
 from kernelassay.properties.subject import Subject
 
 if TYPE_CHECKING:
     from kernelassay.properties.strata import Stratum
 
-Body = Callable[[Subject, AttendCase], None]
+Body = Callable[[Subject, Any], None]
+"""What a law does with a case of its operation's class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Property:
             return "not_applicable", why
         return self._reach(domain_of(subject))
 
-    def _reach(self, domain: Domain) -> tuple[str, str]:
+    def _reach(self, domain: Any) -> tuple[str, str]:
         """Whether any stratum can be generated from what is declared."""
 
         def any_stratum(supports: frozenset[str]) -> bool:
@@ -65,9 +65,14 @@ class Property:
 
         if any_stratum(domain.supports):
             return "", ""
-        if any_stratum(frozenset(FEATURES) - domain.declines):
+        if any_stratum(frozenset(OPERATIONS[offered(self.operation)]) - domain.declines):
             return "undeclared", "no case can be made of the declared features"
         return "declined", "every case needs a declined feature"
+
+
+def offered(operation: str) -> str:
+    """What an adapter must offer for *operation*: pages and splits are ways to attend."""
+    return operation if operation in OPERATIONS else "attend"
 
 
 REGISTRY: dict[str, Property] = {}
@@ -87,7 +92,7 @@ def law(
     """Register the decorated body as the law *name*."""
 
     def register(body: Body) -> Property:
-        needs = frozenset({"merge" if operation == "merge" else "attend", *requires})
+        needs = frozenset({offered(operation), *requires})
         made = Property(name, sentence, body, strata, needs, rests_on, weight, here, operation)
         REGISTRY[name] = made
         return made

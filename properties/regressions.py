@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelassay.properties.case import AttendCase, CaseError, case_from, to_json
+from kernelassay.properties.case import Case, CaseError, case_from, to_json
 from kernelassay.properties.domain import domain_of, lacking
 from kernelassay.properties.subject import Subject
 
@@ -24,7 +24,7 @@ class Regression:
     """One kept case."""
 
     law: str
-    case: AttendCase
+    case: Case
     kernel: str | None = None
     note: str = ""
 
@@ -35,7 +35,7 @@ class Regressions:
 
     entries: tuple[Regression, ...] = ()
 
-    def of(self, law: str, subject: Subject) -> list[AttendCase]:
+    def of(self, law: str, subject: Subject) -> list[Case]:
         """Kept cases of *law* that *subject* can take."""
         return [
             r.case
@@ -83,7 +83,7 @@ def _line(text: str, where: str) -> Regression:
     return Regression(found["law"], case, found.get("kernel"), found.get("note", ""))
 
 
-def line(law: str, kernel: str, case: AttendCase, note: str) -> str:
+def line(law: str, kernel: str, case: Case, note: str) -> str:
     """One line of a regression file."""
     found: dict[str, Any] = {"law": law, "kernel": kernel, "case": to_json(case), "note": note}
     return json.dumps(found) + "\n"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,10 +21,11 @@ from kernelassay.impls.contract import (
 from kernelassay.impls.interpreter import launching, mend
 from kernelassay.oracle.formats import format_of, name_of
 from kernelassay.oracle.merging import fold
-from kernelassay.properties.answers import Attended, as_result, innermost, sticky
-from kernelassay.properties.case import AttendCase
+from kernelassay.properties.answers import Answer, Attended, as_result, innermost, sticky
+from kernelassay.properties.case import AttendCase, Case
 from kernelassay.properties.failures import (
     DeviceLost,
+    Failure,
     Raised,
     Refused,
     WrongDtype,
@@ -35,6 +36,7 @@ from kernelassay.properties.memory import Watch, guarded_empty
 from kernelassay.properties.pages import paged_inputs
 from kernelassay.properties.parts import finished, merge_inputs, parts_of_call, stacked
 
+A = TypeVar("A", bound=Answer)
 SHAPES_PARTS = frozenset(
     {
         "lse", "causal.bottom_right", "causal.top_left", "unequal_lengths", "more_queries",
@@ -70,9 +72,9 @@ class Subject:
     launches: int = 0
     unwatchable: bool = False
     worst: float = 0.0
-    worst_case: AttendCase | None = None
+    worst_case: Case | None = None
     z_rms: float = 0.0
-    current: AttendCase | None = None
+    current: Case | None = None
 
     def __post_init__(self) -> None:
         numerics, self.declared = numerics_for(self.kernel, self.dtype)
@@ -119,14 +121,14 @@ class Subject:
         Oracle and budget are some two hundred operations. On a device that several workers share
         their launches take longer than the arithmetic of a small case.
         """
-        small = self.current is not None and work_of(self.current) <= SMALL
+        small = isinstance(self.current, AttendCase) and work_of(self.current) <= SMALL
         return "cpu" if small else self.home
 
     def has(self, *features: str) -> bool:
         """Whether all these features are supported."""
         return all(f in self.supports for f in features)
 
-    def observe(self, ratio: float, case: AttendCase | None = None) -> None:
+    def observe(self, ratio: float, case: Case | None = None) -> None:
         """Note an error / allowed error; the worst is kept for the record."""
         if ratio > self.worst or math.isnan(ratio):
             self.worst, self.worst_case = ratio, case or self.current
@@ -190,19 +192,25 @@ class Subject:
 
     def answer(self, call: AttendCall | MergeCall) -> Attended:
         """The kernel's answer as it came; `Unsupported` passes through."""
-        self.launches += 1
         into = getattr(self.kernel, "attend_into", None)
+        if into and isinstance(call, AttendCall):
+            return self.guarded(call.q, lambda: self._destination(into, call))
         first = call.q if isinstance(call, AttendCall) else call.outs
+        return self.guarded(first, lambda: self.watching(lambda: self._run(call), self._result))
+
+    def guarded(self, first: Tensor, run: Callable[[], A]) -> A:
+        """The answer that *run*, a call with tensors such as *first*, returns.
+
+        An exception is a failure, of the device or the kernel; `Unsupported` passes through.
+        """
+        self.launches += 1
         quiet = launching(first) if self.device == "interpreter" else nullcontext()
         try:
             with quiet:
-                if into and isinstance(call, AttendCall):
-                    answer = self._destination(into, call)
-                else:
-                    answer = self._watched(call)
+                answer = run()
             if self.home == "cuda":
                 torch.cuda.synchronize()
-        except (Unsupported, WrongShape, Raised):
+        except (Unsupported, Failure):
             raise
         except Exception as error:
             if sticky(error):
@@ -216,49 +224,33 @@ class Subject:
         self.watched.add(answer.watched)
         return answer
 
-    def _given(self, source: AttendCase | Logical | Inputs) -> Inputs:
-        if isinstance(source, AttendCase):
-            return self.prepare(source)
-        return self.lay_out(source) if isinstance(source, Logical) else source
-
-    def _run(self, call: AttendCall | MergeCall) -> Any:
-        return (
-            self.kernel.attend(call) if isinstance(call, AttendCall) else self.kernel.merge(call)
-        )
-
-    def _result(self, came: Any, watched: str, watch: Watch | None = None) -> Attended:
-        if self.capabilities.state == "mlu" and self.merges:
-            if not (isinstance(came, tuple) and len(came) == 3):
-                raise WrongShape(
-                    f"{self.name}.merge returned {type(came).__name__}; expected a tuple (u, m, l)"
-                )
-            out, lse = finished(came, format_of(self.numerics.out).dtype)
-            return Attended(out, lse, None, watched, watch, raw=came)
-        result = as_result(f"{self.name}.{'merge' if self.merges else 'attend'}", came)
-        return Attended(result.out, result.lse, result.backend, watched, watch)
-
-    def _watched(self, call: AttendCall | MergeCall) -> Attended:
+    def watching(self, run: Callable[[], Any], made: Callable[[Any, str, Watch | None], A]) -> A:
+        """What *made* makes of what *run* returns, its allocations watched if that can be."""
         if self.capabilities.compiled or self.unwatchable:
-            return self._opaque(call)
+            return made(run(), "opaque", None)
         try:
             with Watch() as watch:
-                came = self._run(call)
+                came = run()
         except Unsupported:
             raise
         except Exception as error:
             # What cannot run under a dispatch mode is no fault; what raises without one is.
-            return self._unwatched(call, error)
-        answer = self._result(came, "allocations", watch)
-        owned = watch.owns(answer.raw[0] if answer.raw else answer.out)
-        return answer if owned else replace(answer, watched="opaque")
+            return self._unwatched(run, made, error)
+        answer = made(came, "allocations", watch)
+        return answer if watch.owns(answer.first) else replace(answer, watched="opaque")
 
-    def _unwatched(self, call: AttendCall | MergeCall, error: Exception) -> Attended:
+    def _unwatched(
+        self,
+        run: Callable[[], Any],
+        made: Callable[[Any, str, Watch | None], A],
+        error: Exception,
+    ) -> A:
         """Once more without the watch, under which *error* was raised.
 
         What the watch is to blame for is raised under it again; anything else is the kernel's.
         """
         try:
-            answer = self._opaque(call)
+            answer = made(run(), "opaque", None)
         except Exception as again:
             if "dispatch mode" not in str(error):
                 raise
@@ -269,14 +261,38 @@ class Subject:
             ) from again
         try:
             with Watch():
-                self._run(call)
+                run()
         except Exception:
             self.unwatchable = True
             return answer
         raise error
 
-    def _opaque(self, call: AttendCall | MergeCall) -> Attended:
-        return self._result(self._run(call), "opaque")
+    def _given(self, source: AttendCase | Logical | Inputs) -> Inputs:
+        if isinstance(source, AttendCase):
+            return self.prepare(source)
+        return self.lay_out(source) if isinstance(source, Logical) else source
+
+    def _run(self, call: AttendCall | MergeCall) -> Any:
+        return (
+            self.kernel.attend(call) if isinstance(call, AttendCall) else self.kernel.merge(call)
+        )
+
+    def _result(self, came: Any, watched: str, watch: Watch | None) -> Attended:
+        if self.capabilities.state == "mlu" and self.merges:
+            if not (isinstance(came, tuple) and len(came) == 3):
+                raise WrongShape(
+                    f"{self.name}.merge returned {type(came).__name__}; expected a tuple (u, m, l)"
+                )
+            out, lse = finished(came, format_of(self.numerics.out).dtype)
+            return Attended(out=out, lse=lse, watched=watched, watch=watch, raw=came)
+        result = as_result(f"{self.name}.{'merge' if self.merges else 'attend'}", came)
+        return Attended(
+            out=result.out,
+            lse=result.lse,
+            backend=result.backend,
+            watched=watched,
+            watch=watch,
+        )
 
     def _destination(self, into: Callable[..., Any], call: AttendCall) -> Attended:
         B, H, Tq, _ = call.q.shape
@@ -291,7 +307,13 @@ class Subject:
         came = into(call, out, lse if wants else None)
         backend = getattr(came, "backend", None)
         guarded = (storage, lse_storage) if wants else (storage,)
-        return Attended(out, lse if wants else None, backend, "destination", None, guarded)
+        return Attended(
+            out=out,
+            lse=lse if wants else None,
+            backend=backend,
+            watched="destination",
+            guarded=guarded,
+        )
 
     def _check_form(self, call: AttendCall | MergeCall, answer: Attended) -> None:
         if isinstance(call, AttendCall):

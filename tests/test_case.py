@@ -17,7 +17,6 @@ from kernelassay.properties.case import (
     case_from,
     case_id,
     changed,
-    checked,
     literal,
     parse_case,
     to_json,
@@ -197,7 +196,7 @@ def test_any_text_is_a_case_or_a_case_error(text: str) -> None:
     """Nothing but `CaseError` comes out of the parser, whatever goes in."""
     for candidate in (text, f"AttendCase({text})", f"AttendCase(lengths={text})"):
         with contextlib.suppress(CaseError):
-            checked(parse_case(candidate))
+            parse_case(candidate).checked()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from kernelassay.impls.contract import FEATURES, Capabilities
 from kernelassay.oracle.scoring import offsets
 from kernelassay.oracle.visibility import visible
 from kernelassay.properties import strata as s
-from kernelassay.properties.case import AttendCase, checked, literal, parse_case
+from kernelassay.properties.case import AttendCase, literal, parse_case
 from kernelassay.properties.domain import Domain, domain_of, head_sizes_at, lacking
 from kernelassay.properties.engine import Options, check
 from kernelassay.properties.failures import WrongValue
@@ -122,7 +122,7 @@ def test_each_stratum_keeps_to_label_capabilities_and_cost(name: str) -> None:
         if strategy is None or LAWS[law].requires - domain.supports:
             continue
         for case in draw(strategy, 4, seed=len(wrong)):
-            checked(case)
+            case.checked()
             lacks = lacking(case, domain)
             dear = too_dear(case, domain)
             if lacks or dear or label not in labels(case, domain):
