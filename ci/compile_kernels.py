@@ -13,7 +13,15 @@ from importlib import import_module, util
 from multiprocessing import get_context
 from typing import Any
 
-KERNELS = ("triton_attention", "triton_split", "triton_paged", "triton_merge", "triton_partial")
+KERNELS = (
+    "triton_attention",
+    "triton_split",
+    "triton_paged",
+    "triton_merge",
+    "triton_partial",
+    "triton_verify",
+    "triton_law",
+)
 """Modules of kernelassay.impls with compile_specs()."""
 TARGETS = {
     "sm_90": ("cuda", 90, 32),

@@ -10,7 +10,7 @@ Uniforms are Fractions. A kernel computes t and C in floats: nearer to a breakpo
 either neighbour is right.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -32,6 +32,9 @@ Rule = Literal["u*q<p", "u*q<=p", "p/q>=u"]
 GRID = Fraction(1, 2**24)
 """Multiples of it in [0, 1) are float32 numbers; the largest is the largest float32 below 1."""
 SLACK = Fraction(1, 2**20)
+Slack = Callable[[int, Law, Law | None], tuple[Fraction, Fraction]]
+"""(position, p, q or None for the bonus) -> how near to a breakpoint of the acceptance, and of the
+draw, either neighbour is right."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +131,8 @@ def outcomes(
     return frozenset(near | {decide(pieces, u, closed)})
 
 
-def places(breaks: Sequence[Fraction]) -> tuple[Fraction, ...]:
-    """Uniforms that see every piece: 0, inside each, SLACK to each side of a break, 1 - 2^-24.
+def places(breaks: Sequence[Fraction], slack: Fraction = SLACK) -> tuple[Fraction, ...]:
+    """Uniforms that see every piece: 0, inside each, *slack* to each side of a break, 1 - 2^-24.
 
     All are multiples of GRID, hence float32 numbers: the sides are rounded away from their break,
     and a piece that holds no multiple strictly inside has none.
@@ -139,7 +142,7 @@ def places(breaks: Sequence[Fraction]) -> tuple[Fraction, ...]:
         middle = _below((low + high) / 2)
         found.update([u for u in (middle, middle + GRID) if low < u < high][:1])
     for edge in breaks:
-        found |= {_below(edge - SLACK), -_below(-(edge + SLACK))}
+        found |= {_below(edge - slack), -_below(-(edge + slack))}
     return tuple(sorted(u for u in found if 0 <= u < 1))
 
 
@@ -161,7 +164,7 @@ def decided_rounds(
     noise: Noise,
     stop: Collection[int] = (),
     budget: int | None = None,
-    slack: Fraction = SLACK,
+    slack: Fraction | Slack = SLACK,
 ) -> frozenset[Round]:
     """The right rounds under this noise: one with slack 0, more where a uniform is near a break.
 
@@ -172,8 +175,11 @@ def decided_rounds(
     limit = limit_of(target, draft, k, budget)
     closed = noise.rule != "u*q<p"
 
-    def drawn(run: Prefix, pieces: Sequence[Piece[int]]) -> Iterator[Round]:
-        for y in outcomes(pieces, noise.draw[len(run)], noise.closed_draw, slack):
+    def near(i: int, p: Law, q: Law | None) -> tuple[Fraction, Fraction]:
+        return (slack, slack) if isinstance(slack, Fraction) else slack(i, p, q)
+
+    def drawn(run: Prefix, pieces: Sequence[Piece[int]], within: Fraction) -> Iterator[Round]:
+        for y in outcomes(pieces, noise.draw[len(run)], noise.closed_draw, within):
             yield Round(len(run), (*run, y))
 
     def walk(run: Prefix) -> Iterator[Round]:
@@ -181,16 +187,19 @@ def decided_rounds(
         if ended(run, stop, limit):
             yield Round(i, run)
         elif i == k:
-            given = noise.bonus
+            given, p = noise.bonus, row_of(target, run)
             yield from (
-                drawn(run, draw_pieces(row_of(target, run)))
+                drawn(run, draw_pieces(p), near(i, p, None)[1])
                 if given is None
                 else [Round(k, (*run, given))]
             )
         else:
             p, q, x = row_of(target, run), draft[i], drafts[i]
-            for accepted in outcomes(accept_pieces(p, q, x), noise.accept[i], closed, slack):
-                yield from walk((*run, x)) if accepted else drawn(run, correction_pieces(p, q))
+            sides, draws = near(i, p, q)
+            for accepted in outcomes(accept_pieces(p, q, x), noise.accept[i], closed, sides):
+                yield from (
+                    walk((*run, x)) if accepted else drawn(run, correction_pieces(p, q), draws)
+                )
 
     return frozenset(walk(()))
 

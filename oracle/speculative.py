@@ -13,12 +13,12 @@ Laws are tuples of Fractions over the vocabulary. Sources: Leviathan, Kalman and
 algorithm 1 and appendix A.1; Chen et al. 2023, algorithm 2 and theorem 1.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from operator import mul
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 T = TypeVar("T")
 Law = tuple[Fraction, ...]
@@ -236,6 +236,35 @@ def greedy_round(
             return Round(len(run), (*run, token))
         run = (*run, token)
     return Round(len(run), run)
+
+
+def greedy_rounds(
+    target: Chain,
+    drafts: Prefix,
+    stop: Collection[int] = (),
+    budget: int | None = None,
+    ties: Literal["first", "last", "any"] = "first",
+) -> frozenset[Round]:
+    """The right greedy rounds: one, or all that the choices lead to where any maximum may be."""
+    limit = limit_of(target, [()] * len(drafts), len(drafts), budget)
+
+    def choices(p: Law) -> Sequence[int]:
+        if ties == "any":
+            return [y for y, w in enumerate(p) if w == max(p)]
+        return [first_maximum(p) if ties == "first" else last_maximum(p)]
+
+    def walk(run: Prefix) -> Iterator[Round]:
+        i = len(run)
+        if ended(run, stop, limit):
+            yield Round(i, run)
+            return
+        for y in choices(row_of(target, run)):
+            if i < len(drafts) and drafts[i] == y:
+                yield from walk((*run, y))
+            else:
+                yield Round(i, (*run, y))
+
+    return frozenset(walk(()))
 
 
 def _pushed(rounds: Mapping[Round, Fraction], of: Callable[[Round], T]) -> dict[T, Fraction]:

@@ -78,6 +78,18 @@ class Different(Failure):
     title = "DIFFERENT BITS"
 
 
+class WrongToken(Failure):
+    """A token that cannot be emitted there."""
+
+    title = "WRONG TOKEN"
+
+
+class WrongDistribution(Failure):
+    """Tokens do not follow their law."""
+
+    title = "WRONG DISTRIBUTION"
+
+
 class InputMutated(Failure):
     """The kernel wrote to one of its inputs."""
 
@@ -158,6 +170,8 @@ KINDS: dict[str, type[Failure]] = {
         WrongValue,
         Imprecise,
         Different,
+        WrongToken,
+        WrongDistribution,
         InputMutated,
         OutOfBounds,
         NotWritten,

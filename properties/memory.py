@@ -37,8 +37,11 @@ def _allocating() -> frozenset[Any]:
     return frozenset(getattr(p, name) for p in packets for name in p.overloads())
 
 
-# A NaN with a payload: what no kernel computes, and what 0 x NaN keeps visible.
+# A NaN with a payload: what no kernel computes, and what 0 x NaN keeps visible. Of integers a
+# number beyond any vocabulary.
 _POISON_BITS = {
+    torch.int64: (torch.int64, 0x7AD0_BAD0_BAD0_BAD0),
+    torch.int32: (torch.int32, 0x7AD0_BAD0),
     torch.float64: (torch.int64, 0x7FF8_0BAD_0BAD_0BAD),
     torch.float32: (torch.int32, 0x7FC0_0BAD),
     torch.float16: (torch.int16, 0x7E5A),
@@ -135,7 +138,7 @@ def guarded_empty(
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
-    """Gives every floating-point `torch.empty*` inside it poison and guard zones."""
+    """Gives every `torch.empty*` of numbers inside it poison and guard zones."""
 
     # Higher-order operators, such as FlexAttention, pass through.
     supports_higher_order_operators = True

@@ -3,15 +3,16 @@
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from hypothesis.strategies import SearchStrategy
 
 from kernelassay.impls.contract import OPERATIONS, Capabilities
 from kernelassay.properties.domain import domain_of
 from kernelassay.properties.subject import Subject
 
-if TYPE_CHECKING:
-    from kernelassay.properties.strata import Stratum
-
+Stratum = Callable[[Any], SearchStrategy[Any] | None]
+"""Of a domain: a strategy of cases, or None where the capabilities do not allow it."""
 Body = Callable[[Subject, Any], None]
 """What a law does with a case of its operation's class."""
 
@@ -29,7 +30,7 @@ class Property:
     name: str
     sentence: str
     body: Body
-    strata: "Mapping[str, Stratum]"
+    strata: Mapping[str, Stratum]
     requires: frozenset[str] = frozenset({"attend"})
     rests_on: Callable[[Capabilities], str | None] = field(default=lambda capabilities: None)
     weight: float = 1.0
@@ -82,7 +83,7 @@ def law(
     name: str,
     sentence: str,
     *,
-    strata: "Mapping[str, Stratum]",
+    strata: Mapping[str, Stratum],
     requires: Iterable[str] = (),
     rests_on: Callable[[Capabilities], str | None] = lambda capabilities: None,
     weight: float = 1.0,

@@ -14,6 +14,8 @@ from kernelassay.properties.laws import (  # isort: skip
     merging,
     partials,
     paging,
+    verifying,
+    sampling,
 )
 
 __all__ = [
@@ -28,6 +30,8 @@ __all__ = [
     "paging",
     "partials",
     "relations",
+    "sampling",
     "sequences",
     "values",
+    "verifying",
 ]
