@@ -31,7 +31,8 @@ class Variant:
     base: str
     """module of the kernel, such as "kernelassay.impls.triton_attention"; it has an `adapter`."""
     edits: tuple[tuple[str, str], ...]
-    """(old, new) in order; old occurs exactly once in the text that the edits before it left."""
+    """(old, new) in order; old occurs exactly once in the text that the edits before it left. A
+    control may have none: a kernel that looks wrong as it is."""
     report: str = ""
     """the public report that the fault imitates."""
     hides: str = ""
@@ -42,6 +43,8 @@ class Variant:
     """laws that do not see it at the smoke level: what shows that *law* is needed beside them."""
     dtype: str = ""
     """the dtype that shows it; by default the first that the kernel declares."""
+    level: str = "smoke"
+    """the level whose number of cases shows it."""
     capabilities: Callable[[Capabilities], Capabilities] | None = None
     """what to declare in place of the base's capabilities."""
     numerics: Numerics | Mapping[str, Numerics] | None = None
@@ -50,7 +53,7 @@ class Variant:
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise ValueError(f"Variant.name: got {self.name!r}, expected an identifier")
-        if not self.edits:
+        if not self.edits and self.law:
             raise ValueError(f"variant {self.name}: got no edits, expected at least one")
 
 

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
         ContractError,
         Conventions,
         Numerics,
+        Sampling,
         Scoring,
         Unsupported,
+        VerifyCall,
+        VerifyResult,
         Visibility,
     )
     from kernelassay.loading import LoadError, load_kernel
@@ -37,11 +40,14 @@ if TYPE_CHECKING:
         Refused,
         StillFails,
         TimedOut,
+        WrongDistribution,
         WrongDtype,
         WrongShape,
+        WrongToken,
         WrongValue,
     )
     from kernelassay.properties.records import Record
+    from kernelassay.properties.speculative.case import VerifyCase
     from kernelassay.properties.subject import Subject
 
     __version__: str
@@ -69,14 +75,20 @@ __all__ = [
     "Raised",
     "Record",
     "Refused",
+    "Sampling",
     "Scoring",
     "StillFails",
     "Subject",
     "TimedOut",
     "Unsupported",
+    "VerifyCall",
+    "VerifyCase",
+    "VerifyResult",
     "Visibility",
+    "WrongDistribution",
     "WrongDtype",
     "WrongShape",
+    "WrongToken",
     "WrongValue",
     "__version__",
     "check",
@@ -87,12 +99,13 @@ __all__ = [
 _ELSEWHERE = {
     "impls.contract": (
         "AttendCall", "AttendResult", "Capabilities", "ContractError", "Conventions", "Numerics",
-        "Scoring", "Unsupported", "Visibility",
+        "Sampling", "Scoring", "Unsupported", "VerifyCall", "VerifyResult", "Visibility",
     ),
     "checking": ("KernelFailed", "check"),
     "loading": ("LoadError", "load_kernel"),
     "parametrize": ("parametrize_with_properties",),
     "properties.case": ("AttendCase",),
+    "properties.speculative.case": ("VerifyCase",),
     "properties.records": ("Record",),
     "properties.subject": ("Subject",),
 }  # fmt: skip

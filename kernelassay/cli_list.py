@@ -2,11 +2,15 @@
 
 import argparse
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from kernelassay.cli import NOTHING_WRONG, Unusable
 from kernelassay.loading import Loaded, LoadError, load_kernel, published
 from kernelassay.messages import WIDTH, paragraph
 from kernelassay.properties.property import select
+
+if TYPE_CHECKING:
+    from kernelassay.impls.contract import Maps, Sampling
 
 
 def main(args: argparse.Namespace) -> int:
@@ -48,12 +52,19 @@ def described(kernel: Loaded) -> str:
         ("devices", c.devices),
         ("dtypes", c.dtypes),
         ("head sizes", map(str, c.head_sizes)),
+        ("sampling", _said(c.sampling)),
+        ("maps", _said(c.maps)),
         ("supports", sorted(c.supports)),
         ("declines", sorted(c.declines)),
         ("UNDECLARED", sorted(c.undeclared)),
     ):
         lines += _listed(what, values)
     return "\n".join(lines)
+
+
+def _said(declared: "Sampling | Maps | None") -> list[str]:
+    """What is declared of draws or maps, field by field."""
+    return [] if declared is None else [f"{n}={v}" for n, v in vars(declared).items()]
 
 
 def _listed(what: str, values: Iterable[str]) -> list[str]:

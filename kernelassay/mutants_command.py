@@ -23,7 +23,7 @@ import torch
 from kernelassay.cli import Unusable
 from kernelassay.impls.mutants import CONTROLS, MUTANTS
 from kernelassay.impls.variants import Variant, build
-from kernelassay.properties.engine import Options, check
+from kernelassay.properties.engine import LEVELS, Options, check
 from kernelassay.properties.failures import DeviceLost, TimedOut
 from kernelassay.properties.property import Property, select
 from kernelassay.properties.records import WRONG, Record
@@ -173,8 +173,12 @@ def _run(job: _Job) -> Trial:
 def try_mutant(
     variant: Variant, device: str, laws: list[Property], *, level: str, seed: int
 ) -> Trial:
-    """The mutant meets its own law, then the others until one kills it."""
+    """The mutant meets its own law, then the others until one kills it.
+
+    Its cases are as many as *level* has, or as the mutant says that it needs.
+    """
     kernel = build(variant)
+    level = max(level, variant.level, key=LEVELS.__getitem__)
     dtype = variant.dtype or kernel.capabilities.dtypes[0]
     began = time.perf_counter()
     first = select(variant.law)

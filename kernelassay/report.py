@@ -100,7 +100,8 @@ def _minimal(
     if not isinstance(case, AttendCase):
         given = [f"{name}={value!r}" for name, value in changed(case).items()]
         lines = [f"Minimal case ({_origin(case, search, record)})"]
-        return lines + wrapped("  " + ", ".join([*given, f"dtype={subject.dtype}"]), "  ")
+        lines += wrapped("  " + ", ".join([*given, f"dtype={subject.dtype}"]), "  ")
+        return [*lines, *picture.around]
     near, fields = picture.neighbours, fields_of(case)
     alike = near.alike()
     tiles = subject.capabilities.tiles

@@ -165,8 +165,12 @@ def decided_rounds(
     stop: Collection[int] = (),
     budget: int | None = None,
     slack: Fraction | Slack = SLACK,
+    nearly: Fraction = Fraction(0),
 ) -> frozenset[Round]:
     """The right rounds under this noise: one with slack 0, more where a uniform is near a break.
+
+    A draft with p(x) / q(x) >= 1 is never rejected, but by rounding it may be where u comes within
+    *nearly* of that ratio; where [p - q]+ is 0 the token is then drawn from p.
 
     target: k + 1 rows or a function of the tokens of the round; draft: the k rows the drafts were
     drawn from. Uniforms that the round does not reach are not looked at.
@@ -196,10 +200,12 @@ def decided_rounds(
         else:
             p, q, x = row_of(target, run), draft[i], drafts[i]
             sides, draws = near(i, p, q)
-            for accepted in outcomes(accept_pieces(p, q, x), noise.accept[i], closed, sides):
-                yield from (
-                    walk((*run, x)) if accepted else drawn(run, correction_pieces(p, q), draws)
-                )
+            answers = outcomes(accept_pieces(p, q, x), noise.accept[i], closed, sides)
+            if p[x] >= q[x] and p[x] / q[x] - noise.accept[i] < nearly:
+                answers |= {False}
+            for accepted in answers:
+                rest = draw_pieces(residual(p, q) or p)
+                yield from walk((*run, x)) if accepted else drawn(run, rest, draws)
 
     return frozenset(walk(()))
 

@@ -169,7 +169,9 @@ def divergence(
     seen, expected = pooled(c, parts), n * pooled(p, parts)
     # Tables with impossible cells lack those counts here; SciPy insists on equal sums.
     seen = np.where(struck[..., None], expected, seen)
-    statistic, p_value = stats.power_divergence(seen, expected, axis=-1, lambda_=kind)
+    statistic = stats.power_divergence(seen, expected, axis=-1, lambda_=kind).statistic
+    statistic = np.maximum(statistic, 0.0)  # of equal counts -1e-14, of which SciPy's p is NaN
+    p_value = stats.chi2.sf(statistic, len(parts) - 1)
     return Divergence(
         np.where(struck, np.inf, statistic), np.where(struck, 0.0, p_value), len(parts) - 1
     )

@@ -21,6 +21,8 @@ from kernelassay.properties.memory import same_bits
 from kernelassay.properties.neighbours import Neighbours, probe
 from kernelassay.properties.property import Property
 from kernelassay.properties.readout import Readout, read
+from kernelassay.properties.speculative.case import VerifyCase
+from kernelassay.properties.speculative.neighbours import around
 from kernelassay.properties.subject import Subject
 
 T = TypeVar("T")
@@ -47,6 +49,8 @@ class Picture:
     """Everything that re-runs said. A part that does not apply is empty."""
 
     neighbours: Neighbours = Neighbours()  # noqa: RUF009 - frozen
+    around: tuple[str, ...] = ()
+    """lines about neighbours of a case that is no attention's."""
     readout: Readout | None = None
     readings: tuple[Reading, ...] = ()
     coarser: str = ""
@@ -103,8 +107,11 @@ def diagnose(
         return Subject(subject.kernel, subject.dtype, subject.device)
 
     if not isinstance(case, AttendCase):
+        near_by: tuple[str, ...] = ()
+        if neighbours and isinstance(case, VerifyCase):
+            near_by = parts.run("Neighbours", lambda: around(prop, fresh(), case), near_by)
         again = parts.run("Repeats", lambda: Repeat(_failures(prop, fresh(), case), REPEATS), None)
-        return Picture(repeat=again, unavailable=tuple(parts.unavailable))
+        return Picture(around=near_by, repeat=again, unavailable=tuple(parts.unavailable))
     near, readout = Neighbours(), None
     readings: tuple[Reading, ...] = ()
     coarser: tuple[str, ...] = ()
@@ -122,13 +129,13 @@ def diagnose(
     repeat = parts.run("Repeats", lambda: repeated(prop, fresh(), case), None)
     memory = parts.run("Memory", lambda: (memory_of(fresh(), case),), memory)
     return Picture(
-        near,
-        readout,
-        readings,
-        " or ".join(coarser),
-        repeat,
-        "".join(memory),
-        tuple(parts.unavailable),
+        neighbours=near,
+        readout=readout,
+        readings=readings,
+        coarser=" or ".join(coarser),
+        repeat=repeat,
+        memory="".join(memory),
+        unavailable=tuple(parts.unavailable),
     )
 
 

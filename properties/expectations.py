@@ -244,7 +244,7 @@ def table(
             return "[" + ", ".join(value(y) for y in x) + "]"
         return str(x).lower() if isinstance(x, bool) else repr(x)
 
-    inline = ", ".join(f"{n} = {value(v)}" for n, v in witness.items() if v is not None)
+    inline = ", ".join(f"{n} = {value(v)}" for n, v in witness.items())
     lines = [
         "[[expect]]",
         f"property = {value(law)}",

@@ -14,6 +14,7 @@ from kernelassay.impls import (
     torch_sdpa,
     torch_sdpa_lse,
     torch_split,
+    torch_verify,
 )
 from kernelassay.plan import BUNDLED_EXPECTATIONS
 from kernelassay.properties.engine import Options, check
@@ -62,6 +63,7 @@ def _holds(kernel: Any, name: str, dtype: str, device: str, level: str) -> None:
         *_items(torch_sdpa.math),
         *_items(torch_sdpa.flash_cpu),
         *_items(torch_merge.adapter),
+        *_items(torch_verify.adapter),
     ],
 )
 def test_a_bundled_kernel_keeps_the_law(kernel: Any, name: str, dtype: str) -> None:
@@ -85,13 +87,17 @@ def test_another_kernel_keeps_the_law(kernel: Any, name: str, dtype: str) -> Non
     _holds(kernel, name, dtype, "cpu", "smoke")
 
 
-SOME = ("merging", "paged", "attention.value", "attention.empty_rows")
+SOME = (
+    "merging", "paged", "attention.value", "attention.empty_rows", "speculative.rounds",
+    "speculative.possible", "speculative.requests_apart",
+)  # fmt: skip
 
 
 def _interpreted() -> Iterator[Any]:
     """Laws of the Triton kernels: all of two, of others those that say something new of them."""
-    whole = ("triton_attention", "triton_merge")
-    for spec in (*whole, "triton_merge:states", "triton_paged", "triton_split", "triton_partial"):
+    whole = ("triton_attention", "triton_merge", "triton_verify")
+    others = ("triton_merge:states", "triton_paged", "triton_split", "triton_partial")
+    for spec in (*whole, *others, "triton_verify:seeded"):
         for name in NAMES:
             if spec in whole or name.startswith(SOME):
                 yield pytest.param(spec, name, id=f"{spec}-{name}")

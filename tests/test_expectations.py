@@ -13,13 +13,14 @@ from toy_kernels import right, toy, without_tail
 
 from kernelassay.impls.contract import AttendCall
 from kernelassay.properties import strata as s
-from kernelassay.properties.case import AttendCase, case_from, to_json
+from kernelassay.properties.case import AttendCase, CaseError, case_from, to_json
 from kernelassay.properties.domain import domain_of
 from kernelassay.properties.engine import Options, Outcome, check
 from kernelassay.properties.expectations import ExpectationError, Expectations, table
 from kernelassay.properties.failures import Imprecise, WrongValue
 from kernelassay.properties.labels import LABELS, labels
 from kernelassay.properties.property import Property, select
+from kernelassay.properties.speculative.case import VerifyCase
 from kernelassay.properties.subject import Subject
 
 VALUE = next(p for p in select("attention.value"))
@@ -336,6 +337,28 @@ def test_witnesses_parse_back(case: AttendCase) -> None:
     text = table("attention.value", "toy", "WrongValue", to_json(case), "known")
     (entry,) = tomllib.loads(text)["expect"]
     assert case_from(entry["witness"]) == case
+
+
+ROUND = VerifyCase(
+    counts=(1, 1), p=((1, 1),) * 4, q=None, V=9, ids=(3, 7), stop=((0,), ()), budget=(1, 2)
+)
+
+
+@pytest.mark.parametrize("case", [VerifyCase(), VerifyCase(q=None), ROUND], ids=repr)
+def test_witnesses_of_rounds_parse_back(case: VerifyCase) -> None:
+    """A field that is None where its default is not, and rows within rows, survive as well."""
+    text = table("speculative.certain", "toy", "WrongToken", to_json(case), "known")
+    (entry,) = tomllib.loads(text)["expect"]
+    assert case_from(entry["witness"]) == case
+
+
+def test_none_is_none_where_text_is_not_meant() -> None:
+    """It is text in a field that may be text, and no row of masses."""
+    assert case_from({"mask": "none", "Dv": "none"}) == AttendCase(mask="none", Dv=None)
+    with pytest.raises(CaseError, match="field p: got 'none', expected tuple or list"):
+        case_from({"type": "VerifyCase", "p": "none"})
+    with pytest.raises(CaseError, match="field q: got 'some', expected tuple or list or NoneType"):
+        case_from({"type": "VerifyCase", "q": "some"})
 
 
 def test_a_written_table_is_read_as_an_entry(load: Load) -> None:

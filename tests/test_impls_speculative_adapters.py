@@ -34,11 +34,20 @@ from kernelassay.oracle.decisions import (
     decided_rounds,
     places,
 )
-from kernelassay.oracle.speculative import Law, Prefix, one_hot, residual
+from kernelassay.oracle.speculative import Law, Prefix, normalised, one_hot, residual
+from kernelassay.plan import BUNDLED_EXPECTATIONS
+from kernelassay.properties.domain import domain_of
+from kernelassay.properties.engine import Options, check
+from kernelassay.properties.expectations import Expectation, Expectations
+from kernelassay.properties.laws.verifying import decisions
+from kernelassay.properties.property import select
+from kernelassay.properties.speculative.case import VerifyCase
+from kernelassay.properties.subject import Subject
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = runpy.run_path(str(ROOT / "examples" / "verify_adapter.py"))
 captured, own_noise = transformers_speculative.adapter, transformers_speculative.own_noise
+KNOWN = Expectations.load(BUNDLED_EXPECTATIONS / "transformers.toml")
 PARTS = 64  # laws are multiples of 1/64: exact in fp32, and so are their sums and differences
 ZERO = Fraction(0)
 
@@ -208,6 +217,45 @@ def test_the_finding_shows_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert "accepted 0, expected 0" in above
     assert "r = 0.000" in zero
     assert "accepted 1, expected 0; the first token 2, expected 0 or 1" in zero
+
+
+def test_the_finding_of_an_empty_residual_shows_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    """r = 1/2 accepts the draft; beside 1 it is rejected, and there is nothing to draw from."""
+    pytest.importorskip("transformers")
+    with torch.random.fork_rng():
+        runpy.run_path(str(ROOT / "docs" / "findings" / "transformers_empty_residual.py"))
+    *_, half, one = capsys.readouterr().out.splitlines()
+    assert half.endswith("got 0")
+    assert "got RuntimeError: probability tensor contains" in one
+
+
+@pytest.mark.parametrize("entry", KNOWN.entries, ids=lambda e: e.law)
+def test_transformers_known_faults_are_still_there(entry: Expectation) -> None:
+    """Each witness fails as recorded, and what is said of it outside the region does not hold."""
+    pytest.importorskip("transformers")
+    subject = Subject(captured, "fp32", "cpu")
+    (law,) = select(entry.law)
+    options = Options(level="replay", expectations=Expectations((entry,)))
+    record = check(law, subject, options).record
+    assert record.status == "expected", f"{record.kind}: {record.reason}"
+    assert isinstance(entry.witness, VerifyCase)
+    beside = dataclasses.replace(entry.witness, p=((1, 1), (1, 0)))
+    assert entry.covers(entry.witness, domain_of(subject))
+    assert not entry.covers(beside, domain_of(subject))
+    law.body(subject, beside)
+
+
+def test_transformers_may_round_a_law_before_it_subtracts() -> None:
+    """A softmax of laws that agree at a token leaves it a residual of 3e-8; the law allows it."""
+    pytest.importorskip("transformers")
+    case = VerifyCase(p=((1, 2, 3), (1, 0, 0)), q=((1, 1, 1),))
+    third = Fraction(1, 3)
+    laws = (normalised(case.p[0]), normalised(case.p[1])), ((third, third, third),)
+    one = Request(*laws, (0,), (1 - GRID,))
+    weights = captured.verify(call_of([one])).weights
+    assert weights is not None
+    assert one.weights(0)[1] == 0 != float(weights[0, 1])
+    decisions(Subject(captured, "fp32", "cpu"), case)
 
 
 # Samplers of the packed kind

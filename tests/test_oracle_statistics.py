@@ -531,3 +531,11 @@ def test_a_plan_is_data() -> None:
     """Plans may be made by hand, with any sizes."""
     tiny = Plan(cells=2, effect=0.3, level=0.05, screen=10, confirm=40, prior=4.0)
     assert two_stages(lambda _s, _l, n: [n, 0], [0.5, 0.5], tiny).rejected
+
+
+def test_counts_that_equal_their_expectation_have_p_one() -> None:
+    """The statistic is a sum of terms that cancel: rounding must not make it negative."""
+    law, counts = np.array([3, 6, 8]) / 17, [120, 240, 320]
+    found = divergence(counts, law)
+    assert found.statistic == pytest.approx(0.0, abs=1e-9)
+    assert found.p_value == pytest.approx(1.0)

@@ -35,10 +35,10 @@ from kernelassay.properties.judge import seen_by
 from kernelassay.properties.labels import labels
 from kernelassay.properties.laws.conduct import malformed_call
 from kernelassay.properties.memory import VIEWS
-from kernelassay.properties.property import Property, select
+from kernelassay.properties.property import Property, offered, select
 from kernelassay.properties.subject import Subject
 
-LAWS = {law.name: law for law in select()}
+LAWS = {law.name: law for law in select() if offered(law.operation) in ("attend", "merge")}
 STRATA = {
     (label, id(build)): (law.name, label, build)
     for law in LAWS.values()

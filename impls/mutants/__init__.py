@@ -9,9 +9,16 @@ from kernelassay.impls.mutants import (
     attention,
     controls,
     divided,
+    logits,
     merging,
     relations,
     scores,
+    speculative,
+    speculative_block,
+    speculative_chance,
+    speculative_controls,
+    speculative_limits,
+    speculative_triton,
     terms,
     triton,
 )
@@ -27,5 +34,17 @@ MUTANTS = (
     *triton.MUTANTS,
     *merging.MUTANTS,
     *divided.MUTANTS,
+    *speculative.MUTANTS,
+    *speculative_limits.MUTANTS,
+    *speculative_chance.MUTANTS,
+    *speculative_block.MUTANTS,
+    *speculative_triton.MUTANTS,
+    *logits.MUTANTS,
 )
-CONTROLS = (*controls.CONTROLS, *relations.CONTROLS, *merging.CONTROLS)
+CONTROLS = (
+    *controls.CONTROLS,
+    *relations.CONTROLS,
+    *merging.CONTROLS,
+    *speculative_controls.CONTROLS,
+    *logits.CONTROLS,
+)

@@ -15,7 +15,10 @@ from kernelassay.properties.laws import (  # isort: skip
     partials,
     paging,
     verifying,
+    implied,
     sampling,
+    verify_conduct,
+    logits,
 )
 
 __all__ = [
@@ -25,7 +28,9 @@ __all__ = [
     "equivalents",
     "exactly",
     "extent",
+    "implied",
     "independence",
+    "logits",
     "merging",
     "paging",
     "partials",
@@ -33,5 +38,6 @@ __all__ = [
     "sampling",
     "sequences",
     "values",
+    "verify_conduct",
     "verifying",
 ]

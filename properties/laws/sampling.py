@@ -10,6 +10,7 @@ import numpy as np
 
 from kernelassay.impls.contract import Capabilities
 from kernelassay.oracle.independence import log_matches
+from kernelassay.oracle.pooling import exact_p
 from kernelassay.oracle.speculative import (
     Law,
     Round,
@@ -85,10 +86,14 @@ def follows(
     masses = [*(float(expected[cell]) for cell in cells), 0.0]  # the last: what is impossible
     sampler, at = Sampler(subject, case, name), {cell: i for i, cell in enumerate(cells)}
     strange: Counter[T] = Counter()
+    seen = Counter[T]()  # of the stage that is under way
 
     def sample(stage: str, look: int, n: int) -> np.ndarray:
         counts = np.zeros(len(masses), dtype=np.int64)
+        if look == 0:
+            seen.clear()
         for cell, c in counted(sampler, stage, look, n).items():
+            seen[cell] += c
             if cell not in at:
                 strange[cell] += c
             counts[at.get(cell, -1)] += c
@@ -97,17 +102,48 @@ def follows(
     laws = np.array(masses) / math.fsum(masses)
     verdict = two_stages(sample, laws, plan(len(cells), effect_of(subject)))
     if verdict.rejected:
-        raise wrong(name, verdict, [*map(str, cells), impossible(strange)], laws)
+        strangest = ", ".join(said(cell) for cell, _ in strange.most_common(2)) or "impossible"
+        failure = wrong(name, verdict, [*map(said, cells), strangest])
+        failure.facts["lines"] += by_branch(seen, expected)
+        failure.facts["lines"] += exactly(seen, at, laws)
+        raise failure
 
 
-def impossible(strange: Counter[T]) -> str:
-    """The cells of probability 0 that were hit."""
-    return ", ".join(f"{cell}" for cell, _ in strange.most_common(2)) or "impossible"
+def said(cell: object) -> str:
+    """A cell in words."""
+    if isinstance(cell, Round):
+        return f"accepts {cell.accepted}, emits {list(cell.tokens)}"
+    return str(list(cell)) if isinstance(cell, tuple) else str(cell)
 
 
-def wrong(
-    name: str, verdict: Verdict, names: list[str], law_: np.ndarray | None = None
-) -> WrongDistribution:
+def by_branch(seen: Counter[T], expected: Mapping[T, Fraction]) -> list[str]:
+    """Which branch carries the bias: its share of the distance between counts and law."""
+    n, off = sum(seen.values()), Counter[str]()
+    for cell in {*seen, *expected}:
+        if isinstance(cell, Round):
+            drawn = len(cell.tokens) > cell.accepted
+            end = "then a draw" if drawn else "and the end"
+            off[f"{cell.accepted} accepted {end}"] += (  # type: ignore[assignment]  # a float
+                abs(seen[cell] / n - float(expected.get(cell, 0))) / 2
+            )
+    if not off:
+        return []
+    total = sum(off.values())
+    parts = ", ".join(f"{branch}: {share:.3g}" for branch, share in off.most_common(3))
+    return [f"  Distance to the law {total:.3g}, of it {parts}"]
+
+
+def exactly(seen: Counter[T], at: Mapping[T, int], laws: np.ndarray) -> list[str]:
+    """The exact p-value of the counts that were decided on."""
+    counts = np.zeros(len(laws), dtype=np.int64)
+    for cell, n in seen.items():
+        counts[at.get(cell, -1)] += n
+    p = exact_p(counts, laws)
+    how = "enumerated" if p.enumerated else "from drawn tables"
+    return [f"  Exact p-value {'' if p.enumerated else '<= '}{p.upper:.2g} ({how})"]
+
+
+def wrong(name: str, verdict: Verdict, names: list[str]) -> WrongDistribution:
     """The failure, with the table of cells that are furthest off."""
     far = sorted(verdict.cells, key=lambda c: -abs(c.observed - c.expected))[:MOST_LINES]
     lines = [f"Counts of {verdict.samples} samples    observed    expected"]
@@ -115,9 +151,11 @@ def wrong(
         shown = " + ".join(names[i] for i in cell.members[:3])
         more = f" + {len(cell.members) - 3} more" * (len(cell.members) > 3)
         lines.append(f"  {shown + more:<26}{cell.observed:>12}{cell.expected:>12.1f}")
-    p = f"{verdict.p_value:.2g}"
-    lines.append(f"  Cressie-Read p = {p} (asymptotic); the decision rests on the e-value")
-    return WrongDistribution(f"{name}: {verdict.reason}", lines=lines, log_e=verdict.log_e)
+    reason = verdict.reason
+    if far and verdict.cells[0].expected == 0:
+        (i, *_) = verdict.cells[0].members
+        reason = reason.replace(f"cell {i} has", f'"{names[i]}" has')
+    return WrongDistribution(f"{name}: {reason}", lines=lines, log_e=verdict.log_e)
 
 
 def _target_rounds(case: VerifyCase) -> Mapping[Round, Fraction]:
@@ -276,7 +314,7 @@ def _decided(groups: list[Group]) -> None:
     if found and log_average([e for e, *_ in found]) >= -math.log(EACH):
         _, name, table, laws = max(found, key=lambda x: x[0])
         names = [f"token {y}" for y in range(len(laws) - 1)] + ["no column"]
-        raise wrong(name, decide(table, laws), names, laws)
+        raise wrong(name, decide(table, laws), names)
 
 
 ROWS, CALLS = 32, 24

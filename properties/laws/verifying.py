@@ -16,7 +16,7 @@ from kernelassay.properties.speculative.case import VerifyCase
 from kernelassay.properties.speculative.domain import CELLS
 from kernelassay.properties.speculative.laws_of import draft_chain, target_chain
 from kernelassay.properties.speculative.probes import Probe, probes, slack_for
-from kernelassay.properties.speculative.requests import batch_of
+from kernelassay.properties.speculative.requests import Request, batch_of
 from kernelassay.properties.subject import Subject
 
 
@@ -72,7 +72,8 @@ def check_weights(
         return
     run = probe.drafts[:i]
     p = target_chain(case, probe.request)(run)
-    q = draft_chain(case, probe.request, probe.drafts)(run) if i < k else None
+    made = i < k and probe.drafts[i] >= 0
+    q = draft_chain(case, probe.request, probe.drafts)(run) if made else None
     expected = p if q is None else residual(p, q) or p
     came = answer.came.weights[n].to("cpu", torch.float64)
     total = float(came.sum())
@@ -80,7 +81,7 @@ def check_weights(
         off = abs(float(came[token]) / total - float(expected[y]))
         allowed = float(slack_for(sampling, subject.dtype)(i, p, q)[1])
         subject.observe(off / allowed)
-        if not off <= allowed or (expected[y] == 0 and float(came[token]) != 0):
+        if not off <= allowed or (p[y] == 0 and float(came[token]) != 0):
             raise WrongDistribution(
                 f"after {i} accepted drafts token {token} is drawn with probability "
                 f"{float(came[token]) / total:.9g}; expected {expected[y]} within {allowed:.2g}",
@@ -104,7 +105,7 @@ def said(case: VerifyCase, came: Round) -> str:
     return f"{tokens} ({came.accepted} of them drafts)"
 
 
-def described(case: VerifyCase, probe: Probe, i: int) -> list[str]:
+def described(case: VerifyCase, probe: Request, i: int) -> list[str]:
     """The decision at place i: laws, draft, uniforms, each beside what it is compared with."""
     r, k = probe.request, case.counts[probe.request]
     run = tuple(max(x, 0) for x in probe.drafts[:i])
@@ -175,7 +176,11 @@ _LAWS: dict[str, tuple[str, dict[str, s.Stratum]]] = {
     ),
     "greedy": (
         "A greedy request emits what the target alone would: its likeliest tokens.",
-        {"all_greedy": s.all_greedy, "greedy_and_sampled": s.greedy_and_sampled},
+        {
+            "all_greedy": s.all_greedy,
+            "greedy_and_sampled": s.greedy_and_sampled,
+            "greedy_ties": s.greedy_ties,
+        },
     ),
 }
 for _name, (_sentence, _strata) in _LAWS.items():

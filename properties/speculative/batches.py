@@ -87,8 +87,9 @@ class Given:
 def lay_out(batch: Batch, capabilities: Capabilities, dtype: str, home: str) -> Given:
     """The call of *batch*, laws rounded to *dtype*, every input watched.
 
-    In padded packing laws past a request's drafts are NaN, drafts there some token of the
-    vocabulary, uniforms NaN.
+    In padded packing drafts past a request's own are some token of the vocabulary; laws and
+    uniforms there are NaN, or for an odd number of requests such as might be used unnoticed, since
+    comparisons with NaN hide a kernel that looks there.
     """
     sampling = capabilities.sampling
     assert sampling is not None
@@ -99,6 +100,7 @@ def lay_out(batch: Batch, capabilities: Capabilities, dtype: str, home: str) -> 
     if given_bonus:
         rows = real
     placed: dict[str, Placed] = {}
+    law, uniform = (1 / batch.vocabulary, 0.0) if batch.requests % 2 else (torch.nan, torch.nan)
 
     def put(name: str, x: Tensor | None, where: Tensor | None = None, fill: Any = None) -> Any:
         """*x*, of which *where* says what is used: the rest is left out, or filled."""
@@ -118,20 +120,20 @@ def lay_out(batch: Batch, capabilities: Capabilities, dtype: str, home: str) -> 
         held = table.to(floats)
         if flat:
             return put(name, held[at[where]])
-        return put(name, held[at.clamp(min=0)], where, torch.nan)
+        return put(name, held[at.clamp(min=0)], where, law)
 
     width = batch.most if given_bonus else batch.most + 1
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), batch.counts.cumsum(0)])
     noise: dict[str, Any] = {}
     if sampling.noise in ("injected", "captured"):
-        noise["accept"] = put("accept", batch.accept.float(), real, torch.nan)
+        noise["accept"] = put("accept", batch.accept.float(), real, uniform)
     if sampling.noise == "injected":
         if sampling.draw == "race":
             noise["race"] = put("race", None if batch.race is None else batch.race.float())
         elif sampling.shared_draw:
             noise["draw"] = put("draw", batch.draw[:, 0].float())
         else:
-            noise["draw"] = put("draw", batch.draw[:, :width].float(), rows, torch.nan)
+            noise["draw"] = put("draw", batch.draw[:, :width].float(), rows, uniform)
     if sampling.noise == "seeded":
         noise["seeds"] = put("seeds", batch.seeds)
     call = VerifyCall(

@@ -3,6 +3,7 @@
 from typing import Any
 
 from kernelassay.oracle.speculative import residual
+from kernelassay.properties.domain import lacking
 from kernelassay.properties.labels import LABELS, labels
 from kernelassay.properties.speculative.case import VerifyCase
 from kernelassay.properties.speculative.laws_of import law_of_row, support
@@ -10,7 +11,8 @@ from kernelassay.properties.speculative.laws_of import law_of_row, support
 
 @labels.register
 def _(case: VerifyCase, domain: Any) -> set[str]:
-    return {name for name, holds in _facts(case).items() if holds}
+    declined = {"declined"} if set(lacking(case, domain)) & domain.declines else set()
+    return declined | {name for name, holds in _facts(case).items() if holds}
 
 
 def _facts(case: VerifyCase) -> dict[str, bool]:
@@ -20,9 +22,11 @@ def _facts(case: VerifyCase) -> dict[str, bool]:
     stops, budgets = case.stop or (), case.budget or ()
     return {
         "round": True,
+        "malformed": True,
         "distinct_laws": any(p != q for p, q in laws),
         "wide_residual": any(len(support(residual(p, q) or ())) > 1 for p, q in laws),
-        "target_zeros": any(any(b and not a for a, b in zip(p, q, strict=True)) for p, q in laws),
+        "target_zeros": any(any(b and not a for a, b in zip(p, q, strict=True)) for p, q in laws)
+        or (case.q is None and any(0 in row for row in _draft_rows(case))),
         "draft_zeros": any(any(a and not b for a, b in zip(p, q, strict=True)) for p, q in laws),
         "equal_laws": bool(laws) and all(p == q for p, q in laws),
         "disjoint_laws": bool(laws)

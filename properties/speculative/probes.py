@@ -73,14 +73,20 @@ def slack_for(sampling: Sampling, dtype: str, judged: frozenset[int] | None = No
 
     With *judged*, places, draws anywhere else are not judged.
     """
-    unit, bits = Fraction(sampling.unit), BITS[dtype]
 
     def slack(i: int, p: Law, q: Law | None) -> tuple[Fraction, Fraction]:
-        accept, draw = _errors(p, q, unit, bits)
+        accept, draw = slack_errors(p, q, sampling, dtype)
         free = judged is not None and i not in judged
         return max(SLACK, accept), ANY if free else max(SLACK, draw)
 
     return slack
+
+
+def slack_errors(
+    p: Law, q: Law | None, sampling: Sampling, dtype: str
+) -> tuple[Fraction, Fraction]:
+    """By how much a kernel's rounding moves a breakpoint of the acceptance, and of the draw."""
+    return _errors(p, q, Fraction(sampling.unit), BITS[dtype])
 
 
 @lru_cache(4096)
@@ -90,6 +96,11 @@ def _errors(p: Law, q: Law | None, u: Fraction, bits: int) -> tuple[Fraction, Fr
     weights = p if q is None else residual(p, q) or p
     Z = Fraction(1) if q is None else total_variation(p, q) or Fraction(1)
     return 3 * e, e * (4 / Z + 2) + 2 * len(support(weights)) * u
+
+
+def unjudged(i: int, p: Law, q: Law | None) -> tuple[Fraction, Fraction]:
+    """The slack under which every outcome is right that some noise makes."""
+    return ANY, ANY
 
 
 def probes(case: VerifyCase, sampling: Sampling, dtype: str) -> list[Probe]:
@@ -154,6 +165,10 @@ class Prober:
         ties = self.sampling.ties
         return {r.tokens[0] for r in greedy_rounds([self.p(run)], (), ties=ties)}
 
+    def bonuses(self, run: Prefix) -> Sequence[int]:
+        """The tokens that may be handed over as the bonus after *run*."""
+        return sorted(self.chosen(run)) if self.r in self.case.greedy else support(self.p(run))
+
     def drafted(self, run: Prefix) -> Sequence[int]:
         """The drafts that can be made after *run*."""
         if self.case.q is None:
@@ -164,7 +179,7 @@ class Prober:
         """Probes of the decision after *run*."""
         i, p, near = len(run), self.p(run), slack_for(self.sampling, self.dtype)
         if i == self.k and self.sampling.bonus == "given":
-            for y in support(p):
+            for y in self.bonuses(run):
                 yield self.made(i, run, bonus=y)
         elif i == self.k or self.skipped(i):
             for w in self.drawing(draw_pieces(p), near(i, p, None)[1]):
@@ -210,6 +225,8 @@ class Prober:
         uniforms = [Fraction(0)] * self.k
         if at < self.k:
             uniforms[at] = accept
+        if bonus is None and self.sampling.bonus == "given":
+            bonus = self.bonuses(tuple(max(x, 0) for x in drafts))[0]
         draws = [PLAIN] * (self.k + 1)
         draws[at] = draw
         if self.sampling.shared_draw:
@@ -250,6 +267,15 @@ class Prober:
 
     def right(self, probe: Probe) -> frozenset[Round]:
         """The right rounds of a probe."""
+        judged = None
+        if self.sampling.noise == "captured":
+            judged = frozenset[int]()  # the weights are looked at, not what was drawn from them
+        elif probe.race is not None:
+            judged = frozenset({probe.at})
+        return self.right_of(probe, slack_for(self.sampling, self.dtype, judged))
+
+    def right_of(self, probe: Request, slack: Slack) -> frozenset[Round]:
+        """The right rounds of a request, if breakpoints are known so well."""
         case, r, drafts = self.case, self.r, probe.drafts
         stop = () if case.stop is None else case.stop[r]
         budget = None if case.budget is None else case.budget[r]
@@ -258,11 +284,6 @@ class Prober:
             drafts = drafts[: drafts.index(-1)]
         if r in case.greedy:
             return greedy_rounds(target, drafts, stop, budget, self.sampling.ties)
-        judged = None
-        if self.sampling.noise == "captured":
-            judged = frozenset[int]()  # the weights are looked at, not what was drawn from them
-        elif probe.race is not None:
-            judged = frozenset({probe.at})
         rows = [self.q(drafts[:i], x) for i, x in enumerate(drafts)]
         noise = Noise(
             probe.accept[: len(drafts)],
@@ -271,5 +292,5 @@ class Prober:
             self.sampling.closed_draw,
             probe.bonus if len(drafts) == self.k else None,
         )
-        slack = slack_for(self.sampling, self.dtype, judged)
-        return decided_rounds(target, rows, drafts, noise, stop, budget, slack)
+        nearly = max(SLACK, 4 * Fraction(self.sampling.unit))  # of a quotient, or of logarithms
+        return decided_rounds(target, rows, drafts, noise, stop, budget, slack, nearly)

@@ -129,7 +129,8 @@ def drawn_batch(subject: Subject, case: VerifyCase, chance: np.random.Generator,
         and subject.capabilities.sampling.draw == "race"
         else None,
         bonus=columns[torch.as_tensor(inverse_cdf(bonus[at[:, k]], chance.random(n)))],
-        seeds=torch.as_tensor(chance.integers(2**62, size=n)),
+        # One after the other, as requests are mostly numbered: streams must not overlap.
+        seeds=torch.as_tensor(chance.integers(2**62) + np.arange(n)),
         **limits(case, [0] * n),
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from kernelassay.properties.domain import lacking
 from kernelassay.properties.speculative.case import Rows, VerifyCase
 from kernelassay.properties.speculative.domain import VerifyDomain
 from kernelassay.properties.speculative.laws_of import law_of_row
@@ -284,7 +285,27 @@ def _large(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
     ids = draw(st.lists(st.sampled_from(places), min_size=1, max_size=4, unique=True))
     ids = [*sorted(ids), V - 1]
     case = laws(draw, domain, counts_of(draw, domain, 2), len(ids))
-    return replace(case, V=V, ids=tuple(ids))
+    p = tuple(row(draw, domain, len(ids), low=1) for _ in case.p)
+    return replace(case, p=p, V=V, ids=tuple(ids))
+
+
+def greedy_ties(domain: VerifyDomain) -> Strategy | None:
+    """The likeliest tokens tie, and lie far apart where the vocabulary is large."""
+    return _greedy_ties(domain) if domain.has("greedy") else None
+
+
+@st.composite
+def _greedy_ties(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
+    large = large_vocabulary(domain)
+    if large is None:
+        case = laws(draw, domain, counts_of(draw, domain, 2), draw(widths(domain)))
+    else:
+        case = draw(large)
+    W = case.width
+    p = tuple((1,) * W if W & (W - 1) == 0 or not domain.dyadic else r for r in case.p)
+    first = case.greedy or (0,)
+    even = tuple(4 if y in (0, W - 1) else 0 for y in range(W))
+    return replace(case, p=(even, *p[1:]), greedy=first)
 
 
 EXACT = {
@@ -299,6 +320,51 @@ EXACT = {
     "no_drafts_last": no_drafts_last,
     "large_vocabulary": large_vocabulary,
 }
+
+
+LIMITED = {
+    "stop_tokens": stop_tokens,
+    "budget_cuts": budget_cuts,
+    "no_budget_left": no_budget_left,
+    "all_greedy": all_greedy,
+    "skipped_drafts": skipped_drafts,
+}
+
+
+@stratum("requests")
+def several_requests(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
+    """Two requests or three."""
+    counts = counts_of(draw, domain, 2)
+    return laws(draw, domain, (*counts, max(counts)), draw(widths(domain)))
+
+
+NEEDING = {
+    "drafts.many": VerifyCase(counts=(2,), p=((1, 1),) * 3, q=((1, 1),) * 2),
+    "requests": VerifyCase(counts=(1, 1), p=((1, 1),) * 4, q=((1, 1),) * 2),
+    "drafts.ragged": VerifyCase(counts=(1, 0), p=((1, 1),) * 3),
+    "drafts.none": VerifyCase(counts=(0,), p=((1, 1),), q=()),
+    "drafts.skipped": VerifyCase(skipped=(0,)),
+    "draft_law": VerifyCase(),
+    "draft_certain": VerifyCase(q=None),
+    "greedy": VerifyCase(greedy=(0,)),
+    "stop": VerifyCase(stop=((0,),)),
+    "budget": VerifyCase(budget=(1,)),
+}
+"""A case that needs the feature."""
+
+
+def declined(domain: VerifyDomain) -> Strategy | None:
+    """Cases that need a declined feature, and as few others that are not supported as can be."""
+    found = [case for feature, case in NEEDING.items() if feature in domain.declines]
+    known = domain.supports | domain.declines
+    return st.sampled_from([c for c in found if {*lacking(c, domain)} <= known] or found)
+
+
+@stratum()
+def malformed(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
+    """A plain case, of which the law makes a malformed call that the seed chooses."""
+    plain = VerifyCase() if domain.has("draft_law") else VerifyCase(q=None)
+    return replace(plain, seed=draw(SEEDS))
 
 
 def sampled(build: Callable[..., VerifyCase], *features: str) -> Stratum:
