@@ -69,10 +69,16 @@ def test_a_mutant_is_killed_by_its_law(mutant: Variant) -> None:
     assert trial.law == mutant.law
 
 
-@pytest.mark.parametrize(
-    ("control", "dtype"),
-    [item(c, d) for c in CONTROLS for d in ("fp32", "fp16")[c.base.startswith(TRITON) :]],
-)
+def dtypes(control: Variant) -> tuple[str, ...]:
+    """fp32 and fp16; Triton's in fp16, and where fractions decide in one of them, turn by turn."""
+    if control.base.startswith(TRITON):
+        return ("fp16",)
+    both = ("fp32", "fp16")
+    exact = {"verify", "law"} & build(control).capabilities.operations
+    return (both[CONTROLS.index(control) % 2],) if exact else both
+
+
+@pytest.mark.parametrize(("control", "dtype"), [item(c, d) for c in CONTROLS for d in dtypes(c)])
 def test_a_control_is_spared(control: Variant, dtype: str) -> None:
     """No law fails on a kernel that does what it declares, however odd it looks."""
     laws = select(*(INTERPRETED if control.base.startswith(TRITON) else ()))
