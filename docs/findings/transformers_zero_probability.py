@@ -1,8 +1,8 @@
 """transformers: speculative sampling accepts a draft of target probability 0 when r is 0.
 
 A draft x is accepted if r <= p(x) / q(x), and torch.rand gives r = 0 once in 2**24 draws. So a
-token outside the target's top-k (its logit is -inf) comes out, if the draft model's top-k holds it. With
-r < p / q, or with p > 0 asked for as well, it would not. Needs torch and transformers.
+token outside the target's top-k (its logit is -inf) comes out, if the draft model's top-k holds
+it. With r < p / q, or with p > 0 asked for as well, it would not. Needs torch and transformers.
 """
 
 import torch

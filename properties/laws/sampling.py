@@ -29,6 +29,7 @@ from kernelassay.oracle.statistics import (
     strength,
     two_stages,
 )
+from kernelassay.properties.case import CaseError
 from kernelassay.properties.failures import WrongDistribution
 from kernelassay.properties.property import law
 from kernelassay.properties.speculative import strata as s
@@ -162,7 +163,7 @@ def _target_rounds(case: VerifyCase) -> Mapping[Round, Fraction]:
     k, stop = case.counts[0], () if case.stop is None else case.stop[0]
     budget = None if case.budget is None else case.budget[0]
     if case.q is None:
-        raise AssertionError("certain drafts have no law of their own")
+        raise CaseError("case: field q: got None, expected laws that drafts can be drawn from")
     return round_law(target_chain(case, 0), draft_chain(case, 0), k, stop, budget)
 
 
