@@ -12,6 +12,7 @@ export OMP_NUM_THREADS := 1
 verify: $(VENV)/.ready
 	$(BIN)/kernelassay run --kernel triton_attention --kernel torch_reference --kernel sdpa_math \
 	  --kernel sdpa_flash_cpu --kernel triton_merge --kernel torch_split --kernel torch_paged \
+	  --kernel torch_verify --kernel torch_law \
 	  --level $(LEVEL) --workers $(WORKERS) \
 	  --json verify.json --text verify.txt
 

@@ -19,7 +19,7 @@ from toy_kernels import REFERENCE, Toy, hide, only, right, toy, without_tail
 
 from kernelassay.impls.contract import (
     FEATURES,
-    MERGING,
+    OPERATIONS,
     AttendCall,
     AttendResult,
     Numerics,
@@ -30,7 +30,7 @@ from kernelassay.properties.case import AttendCase, case_from, case_id
 from kernelassay.properties.engine import LEVELS, Options, Outcome, check
 from kernelassay.properties.expectations import Expectations
 from kernelassay.properties.failures import DeviceLost, TimedOut, WrongValue
-from kernelassay.properties.property import REGISTRY, Property, law, select
+from kernelassay.properties.property import REGISTRY, Property, law, offered, select
 from kernelassay.properties.subject import Subject
 
 LAWS = {p.name: p for p in select()}
@@ -510,7 +510,7 @@ def test_every_law_has_a_sentence_and_known_needs() -> None:
     """A law says in a sentence what holds, needs known features, and is dealt to strata."""
     for prop in select():
         assert prop.sentence.endswith(".")
-        assert prop.requires <= {*FEATURES, *MERGING}
+        assert prop.requires <= set(OPERATIONS[offered(prop.operation)])
         assert prop.strata
         assert 0 < prop.weight <= 2
 

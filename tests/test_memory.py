@@ -296,9 +296,9 @@ def test_the_watch_poisons_and_guards_every_allocation(way: str) -> None:
 
 
 def test_the_watch_leaves_the_rest_alone() -> None:
-    """Integers, initialised tensors and results of arithmetic are what they always are."""
+    """Booleans, initialised tensors and results of arithmetic are what they always are."""
     with Watch() as watch:
-        held: list[Any] = [torch.empty(3, dtype=torch.int64), torch.zeros(3), torch.ones(3) + 1]
+        held: list[Any] = [torch.empty(3, dtype=torch.bool), torch.zeros(3), torch.ones(3) + 1]
         sums = torch.zeros(4, 4) @ torch.ones(4, 4)
     assert not any(watch.owns(x) for x in (*held, sums))
     assert held[2].tolist() == [2, 2, 2]
@@ -315,3 +315,17 @@ def test_the_watch_owns_views_of_its_allocations() -> None:
         copy = made.clone()
     assert watch.owns(part)
     assert not watch.owns(copy)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_integers_are_watched_too(dtype: torch.dtype) -> None:
+    """Tokens that were never written are seen, and those written past the end."""
+    with Watch() as watch:
+        tokens = torch.empty(2, 3, dtype=dtype)
+    assert watch.owns(tokens)
+    tokens[0] = 0
+    with pytest.raises(NotWritten, match=r"tokens\[1, 0\] was never written"):
+        check_written("tokens", tokens)
+    tokens.as_strided((4, 3), (3, 1)).fill_(0)
+    with pytest.raises(OutOfBounds):
+        watch.check()
