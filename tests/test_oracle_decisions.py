@@ -261,3 +261,14 @@ def test_a_bonus_token_that_is_passed_in() -> None:
     assert decided_rounds(rows, [Q], (0,), given_bonus, budget=1) == {Round(1, (0,))}
     rejecting = Noise([LAST], [F(0), F(0)], bonus=2)
     assert decided_rounds(rows, [Q], (1,), rejecting) == {Round(0, (0,))}
+
+
+def test_rounding_may_reject_what_is_sure_only_beside_the_ratio() -> None:
+    """p = q at u = 1 - 2^-24: by logarithms a draft may be rejected; the token is then p's."""
+    p, u = (Fraction(1, 4), Fraction(0), Fraction(3, 4)), 1 - GRID
+    noise = Noise((u,), (Fraction(1, 2), Fraction(1, 8)))
+    accepted = Round(1, (0, 0))
+    assert decided_rounds([p, p], [p], (0,), noise) == {accepted}
+    assert decided_rounds([p, p], [p], (0,), noise, nearly=SLACK) == {accepted, Round(0, (2,))}
+    half = (Fraction(1, 8), Fraction(0), Fraction(7, 8))  # p / q = 2: no rounding reaches u
+    assert decided_rounds([p, p], [half], (0,), noise, nearly=SLACK) == {accepted}

@@ -20,6 +20,7 @@ from kernelassay.oracle.speculative import (
     first_maximum,
     generated_law,
     greedy_round,
+    greedy_rounds,
     last_maximum,
     length_law,
     mean_committed,
@@ -338,3 +339,18 @@ def test_greedy_is_sampling_from_one_hot_laws(a: int, drafts: list[int], stop: s
         return one_hot(first_maximum(p(run)), 3)
 
     assert round_law(certain, rows, len(drafts), stop) == {greedy_round(p, tuple(drafts), stop): 1}
+
+
+def test_greedy_rounds_are_those_that_choices_lead_to() -> None:
+    """One with the first or the last maximum; with any all that the ties lead to, no more."""
+    rows = [(half, Fraction(0), half) for half in [Fraction(1, 2)] * 3]
+    for drafts in ((0, 0), (2, 0), (1, 2), (2, 2)):
+        first, last = (
+            greedy_round(rows, drafts, choose=choose) for choose in (first_maximum, last_maximum)
+        )
+        assert greedy_rounds(rows, drafts) == {first}
+        assert greedy_rounds(rows, drafts, ties="last") == {last}
+        every = greedy_rounds(rows, drafts, ties="any")
+        assert {first, last} <= every
+        assert all(set(found.tokens) <= {0, 2} for found in every)
+    assert greedy_rounds(rows, (2, 0), budget=1, ties="any") == {Round(0, (0,)), Round(1, (2,))}

@@ -15,6 +15,7 @@ from kernelassay.oracle.speculative import (
     Law,
     Round,
     autoregressive_law,
+    length_law,
     overlap,
     residual,
     round_law,
@@ -231,14 +232,12 @@ def first_token(subject: Subject, case: VerifyCase) -> None:
     weight=WEIGHT,
 )
 def commit_length(subject: Subject, case: VerifyCase) -> None:
-    expected: Counter[int] = Counter()
-    for outcome, mass in _target_rounds(case).items():
-        expected[len(outcome.tokens)] += mass  # type: ignore[assignment]  # Fractions add up
+    expected = length_law(_target_rounds(case))
 
     def counted(sampler: Sampler, stage: str, look: int, n: int) -> Counter[int]:
         return Counter(sampler.rounds(stage, look, n).lengths.tolist())
 
-    follows(subject, case, "tokens of a round", expected, counted)  # type: ignore[arg-type]
+    follows(subject, case, "tokens of a round", expected, counted)
 
 
 @law(
@@ -341,7 +340,7 @@ def independent(subject: Subject, case: VerifyCase) -> None:
             tokens, _, lengths = sampler.call(chance, rows)
             drawn[t] = tokens[np.arange(rows), lengths - 1]
     p = [float(w) for w in law_of_row(case.p[0 if case.p[0] != (case.q or ())[0] else k])]
-    if (drawn < 0).any():
+    if (drawn < 0).any():  # impossible tokens have no law; `speculative.possible` sees them
         return
     found = [log_matches(drawn, p, shift=0)] if rows > 1 else []
     found += [log_matches(drawn, p, shift=d) for d in (1, 2)]

@@ -39,11 +39,16 @@ class Table:
 
     def tensor(self) -> Tensor:
         """[rows, V], float64."""
-        made = torch.zeros(max(1, len(self.rows)), self.case.vocabulary, dtype=torch.float64)
-        if self.rows:
-            held = [[float(w) for w in law] for law in self.rows]
-            made[:, list(self.case.columns)] = torch.tensor(held, dtype=torch.float64)
-        return made
+        return laws_table(self.case, list(self.rows))
+
+
+def laws_table(case: VerifyCase, laws: Sequence[Law]) -> Tensor:
+    """Laws of columns as rows over the vocabulary [., V], float64; one row at least."""
+    made = torch.zeros(max(1, len(laws)), case.vocabulary, dtype=torch.float64)
+    if laws:
+        held = [[float(w) for w in law] for law in laws]
+        made[:, list(case.columns)] = torch.tensor(held, dtype=torch.float64)
+    return made
 
 
 def batch_of(case: VerifyCase, some: Sequence[Request]) -> Batch:

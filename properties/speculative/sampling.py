@@ -6,23 +6,21 @@ stage of a test has samples of its own. A kernel with noise of its own gets seed
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from kernelassay.oracle.speculative import Law, Prefix, Round
+from kernelassay.oracle.speculative import Prefix, Round
 from kernelassay.properties.case import literal
 from kernelassay.properties.speculative.answers import Verified, laid_out, verify
 from kernelassay.properties.speculative.batches import Batch
 from kernelassay.properties.speculative.case import VerifyCase
 from kernelassay.properties.speculative.domain import CELLS
 from kernelassay.properties.speculative.laws_of import law_of_row
-from kernelassay.properties.speculative.requests import limits
+from kernelassay.properties.speculative.requests import laws_table, limits
 from kernelassay.properties.subject import Subject
 
 
@@ -135,14 +133,6 @@ def drawn_batch(subject: Subject, case: VerifyCase, chance: np.random.Generator,
     )
 
 
-def laws_table(case: VerifyCase, laws: list[Law]) -> Tensor:
-    """Laws as rows [., V], float64."""
-    made = torch.zeros(max(1, len(laws)), case.vocabulary, dtype=torch.float64)
-    for i, law in enumerate(laws):
-        made[i, list(case.columns)] = torch.tensor([float(w) for w in law], dtype=torch.float64)
-    return made
-
-
 def inverse_cdf(laws: np.ndarray, u: np.ndarray) -> np.ndarray:
     """A token of each law [n, W], never one of probability 0."""
     sums = laws.cumsum(1)
@@ -179,6 +169,3 @@ def completed(case: VerifyCase, emitted: Emitted, chance: np.random.Generator) -
             for run, c in zip(found, counts, strict=True)
         }
     )
-
-
-Laws = Mapping[Prefix, Fraction]
