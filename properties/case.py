@@ -214,17 +214,16 @@ def _made(cls: type[Case], given: dict[str, Any]) -> Case:
         elif not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             expected = " or ".join(k.__name__ for k in kinds)
             raise CaseError(f"case: field {name}: got {value!r}, expected {expected}")
-    frozen: dict[str, Any] = {n: _frozen(v) for n, v in given.items()}
-    if "window" in frozen:
-        frozen["window"] = tuple(None if n == "none" else n for n in frozen["window"])
-    case = cls(**frozen)
+    case = cls(**{n: _frozen(v) for n, v in given.items()})
     case.checked()
     return case
 
 
 def _frozen(value: Any) -> Any:
-    """Lists, as JSON and TOML have them, as tuples, however deep."""
-    return tuple(_frozen(x) for x in value) if isinstance(value, list | tuple) else value
+    """Lists, as JSON and TOML have them, as tuples, however deep, with None for "none" in them."""
+    if isinstance(value, list | tuple):
+        return tuple(None if x == "none" else _frozen(x) for x in value)
+    return value
 
 
 def _check_attend(case: AttendCase) -> None:
