@@ -21,6 +21,7 @@ from kernelassay.properties.laws.verifying import as_columns
 from kernelassay.properties.property import law
 from kernelassay.properties.speculative import strata as s
 from kernelassay.properties.speculative.answers import verify
+from kernelassay.properties.speculative.batches import sampling_of
 from kernelassay.properties.speculative.case import VerifyCase
 from kernelassay.properties.speculative.probes import Prober, slack_errors
 from kernelassay.properties.speculative.requests import Request, batch_of
@@ -49,8 +50,7 @@ def _reads(c: Capabilities) -> str | None:
     weight=0.25,
 )
 def implied_law(subject: Subject, case: VerifyCase) -> None:
-    sampling = subject.capabilities.sampling
-    assert sampling is not None
+    sampling = sampling_of(subject.capabilities)
     prober = Prober(case, 0, sampling, subject.dtype)
     p, drafted = prober.p(()), list(prober.drafted(()))
     W = case.width

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernelassay.impls.contract import Capabilities, Sampling, Unsupported, VerifyCall
+from kernelassay.impls.contract import Capabilities, Unsupported, VerifyCall
 from kernelassay.oracle.decisions import GRID
 from kernelassay.oracle.speculative import Round, ended, limit_of
 from kernelassay.properties.domain import domain_of, lacking
@@ -24,7 +24,7 @@ from kernelassay.properties.memory import check_written
 from kernelassay.properties.property import law
 from kernelassay.properties.speculative import strata as s
 from kernelassay.properties.speculative.answers import answer, laid_out, verify
-from kernelassay.properties.speculative.batches import Given
+from kernelassay.properties.speculative.batches import Given, sampling_of
 from kernelassay.properties.speculative.case import VerifyCase
 from kernelassay.properties.speculative.laws_of import target_chain
 from kernelassay.properties.speculative.probes import Prober, unjudged
@@ -36,20 +36,13 @@ REPLICAS = 48
 """Requests of each kind, with noise of their own."""
 
 
-def sampling_of(subject: Subject) -> Sampling:
-    """How the kernel draws."""
-    sampling = subject.capabilities.sampling
-    assert sampling is not None
-    return sampling
-
-
 def requests_of(subject: Subject, case: VerifyCase, replicas: int) -> list[Request]:
     """The case's requests, so often each, with drafts and noise that its seed gives.
 
     A uniform in eight is 0, another the largest float32 below 1.
     """
     chance = generator("requests", case)
-    sampling = sampling_of(subject)
+    sampling = sampling_of(subject.capabilities)
 
     def uniform() -> Fraction:
         ends = {0: Fraction(0), 1: 1 - GRID}
@@ -115,7 +108,7 @@ def possible(subject: Subject, case: VerifyCase) -> None:
 
 def impossible(subject: Subject, case: VerifyCase, one: Request, got: Round) -> str:
     """Why the round cannot come of this request; empty where it can."""
-    sampling, k = sampling_of(subject), case.counts[one.request]
+    sampling, k = sampling_of(subject.capabilities), case.counts[one.request]
     if sampling.rounds == "token" and not sampling.lossy:
         right = Prober(case, one.request, sampling, subject.dtype).right_of(one, unjudged)
         return "" if got in right else "no noise makes that of it"
@@ -263,7 +256,7 @@ def default_generator(subject: Subject, case: VerifyCase) -> None:
         if any(not torch.equal(a, b) for a, b in zip(before, states(), strict=True)):
             raise Different(
                 f"torch's default generator moved during the call; {subject.name} declares that "
-                f"its noise is {sampling_of(subject).noise}"
+                f"its noise is {sampling_of(subject.capabilities).noise}"
             )
 
 

@@ -12,6 +12,7 @@ from kernelassay.properties.failures import WrongDistribution, WrongToken
 from kernelassay.properties.property import law
 from kernelassay.properties.speculative import strata as s
 from kernelassay.properties.speculative.answers import Verified, verify
+from kernelassay.properties.speculative.batches import sampling_of
 from kernelassay.properties.speculative.case import VerifyCase
 from kernelassay.properties.speculative.domain import CELLS
 from kernelassay.properties.speculative.laws_of import draft_chain, target_chain
@@ -33,8 +34,7 @@ def _token_by_token(c: Capabilities) -> str | None:
 
 def decisions(subject: Subject, case: VerifyCase) -> None:
     """Every probe's round is one of the right ones; captured weights are the right law."""
-    sampling = subject.capabilities.sampling
-    assert sampling is not None
+    sampling = sampling_of(subject.capabilities)
     for some in launches(subject, case, probes(case, sampling, subject.dtype)):
         answer = verify(subject, batch_of(case, some))
         for n, probe in enumerate(some):
@@ -66,9 +66,9 @@ def check_weights(
     subject: Subject, case: VerifyCase, probe: Probe, got: Round, answer: Verified, n: int
 ) -> None:
     """What the token after the drafts was drawn with is its law, within the kernel's rounding."""
-    sampling = subject.capabilities.sampling
+    sampling = sampling_of(subject.capabilities)
     i, k = got.accepted, case.counts[probe.request]
-    if sampling is None or answer.came.weights is None or len(got.tokens) == i:
+    if answer.came.weights is None or len(got.tokens) == i:
         return
     run = probe.drafts[:i]
     p = target_chain(case, probe.request)(run)

@@ -12,7 +12,7 @@ from kernelassay.oracle.speculative import Round
 from kernelassay.properties.answers import Answer
 from kernelassay.properties.failures import Refused, WrongDtype, WrongShape, WrongToken
 from kernelassay.properties.memory import Watch
-from kernelassay.properties.speculative.batches import INTEGERS, Batch, Given, lay_out
+from kernelassay.properties.speculative.batches import INTEGERS, Batch, Given, lay_out, sampling_of
 from kernelassay.properties.subject import Subject
 
 
@@ -69,8 +69,7 @@ def answer(subject: Subject, given: Given) -> Verified:
 def _formed(
     subject: Subject, batch: Batch, came: Any, watched: str, watch: Watch | None
 ) -> Verified:
-    sampling = subject.capabilities.sampling
-    assert sampling is not None
+    sampling = sampling_of(subject.capabilities)
     if not isinstance(came, VerifyResult):
         raise WrongShape(
             f"{subject.name}.verify returned {type(came).__name__}; expected a VerifyResult"

@@ -7,11 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelassay.impls.contract import Capabilities, VerifyCall
+from kernelassay.impls.contract import Capabilities, Sampling, VerifyCall
 from kernelassay.oracle.formats import format_of
 from kernelassay.properties.memory import Placed, placed_small, placed_view
 
 INTEGERS = {"int32": torch.int32, "int64": torch.int64}
+
+
+def sampling_of(c: Capabilities) -> Sampling:
+    """How a verification draws; the contract says that it declares that."""
+    assert c.sampling is not None
+    return c.sampling
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +97,7 @@ def lay_out(batch: Batch, capabilities: Capabilities, dtype: str, home: str) -> 
     uniforms there are NaN, or for an odd number of requests such as might be used unnoticed, since
     comparisons with NaN hide a kernel that looks there.
     """
-    sampling = capabilities.sampling
-    assert sampling is not None
+    sampling = sampling_of(capabilities)
     flat, given_bonus = capabilities.packing == "flat", sampling.bonus == "given"
     token, floats = INTEGERS[sampling.tokens], format_of(dtype).dtype
     real = batch.real

@@ -16,7 +16,7 @@ import torch
 from kernelassay.oracle.speculative import Prefix, Round
 from kernelassay.properties.case import literal
 from kernelassay.properties.speculative.answers import Verified, laid_out, verify
-from kernelassay.properties.speculative.batches import Batch
+from kernelassay.properties.speculative.batches import Batch, sampling_of
 from kernelassay.properties.speculative.case import VerifyCase
 from kernelassay.properties.speculative.domain import CELLS
 from kernelassay.properties.speculative.laws_of import law_of_row
@@ -123,8 +123,7 @@ def drawn_batch(subject: Subject, case: VerifyCase, chance: np.random.Generator,
         accept=torch.as_tensor(uniforms[0, :, :k]),
         draw=torch.as_tensor(uniforms[1]),
         race=torch.as_tensor(chance.standard_exponential((n, case.vocabulary)).clip(2.0**-40))
-        if subject.capabilities.sampling is not None
-        and subject.capabilities.sampling.draw == "race"
+        if sampling_of(subject.capabilities).draw == "race"
         else None,
         bonus=columns[torch.as_tensor(inverse_cdf(bonus[at[:, k]], chance.random(n)))],
         # One after the other, as requests are mostly numbered: streams must not overlap.
