@@ -89,10 +89,12 @@ needlessly, if the token then has the right law | all |
 | `branches` | the first token, apart for accepted drafts and draws | all after the first token \
 | token |
 | `independent` | equal tokens of two requests, and of two calls | a wrong law | all |
+| `calls_apart` | drafts accepted, and the first token, given how the round before ended | noise \
+that rounds further apart share | own noise; drafts: token |
 
 token: `Sampling.rounds = "token"`, draft by draft; a sampler declared `"joint"` is judged by what
-it emits. `positions`, `branches` and `independent` average the e-values of several tables, which
-is an e-value again.
+it emits. Own noise: `Sampling.noise` is seeded or global. `positions`, `branches`, `independent`
+and `calls_apart` average the e-values of several tables, which is an e-value again.
 
 Declared lossy: `Sampling.lossy` says why what is emitted does not follow the target's law, as in
 acceptance by a threshold. These laws are then "not applicable", with that reason in the report,
@@ -157,10 +159,10 @@ READING = """
 - The exact p-value illustrates; it decided nothing.
 - Repeats: the same seeds give the same samples. "Rerun" has the case to run alone.
 
-Where several laws fail, read `independent` first: with shared noise the others fail as well, with
-laws that are right. Then `rounds`, which names the branch. Where `first_token` holds and `rounds`
-or `sequence` fails, the fault lies after the first token: in the bonus token, or in a row that is
-read at another place.
+Where several laws fail, read `independent` and `calls_apart` first: with shared noise the others
+fail as well, with laws that are right. Then `rounds`, which names the branch. Where `first_token`
+holds and `rounds` or `sequence` fails, the fault lies after the first token: in the bonus token,
+or in a row that is read at another place.
 """
 
 

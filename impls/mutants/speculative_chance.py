@@ -168,6 +168,32 @@ SHARED = (
         missed_by=_FIRST,
     ),
     _global(
+        name="verify_global_moves_on_too_little",
+        edits=(
+            (
+                GIVEN,
+                "        u, w = (torch.rand(R, K, device=device) for _ in range(2))\n"
+                "        used = torch.get_rng_state()\n"
+                "        v = torch.cat([torch.rand(R, 1, device=device), w], 1)\n"
+                "        torch.set_rng_state(used)\n",
+            ),
+        ),
+        report="S29",
+        hides="Each round is right, and so are the tokens drawn in two: the draw of one call is "
+        "the first acceptance uniform of the next.",
+        law="speculative.calls_apart",
+        missed_by=("speculative.independent", "speculative.rounds"),
+    ),
+    _seeded(
+        name="verify_seeded_draws_with_the_next_seed",
+        edits=((V, "v = philox_uniforms(call.seeds[:, None] + 1, 2 * i)"),),
+        report="S29",
+        hides="Each round is right; a request draws with the acceptance uniform of the next one, "
+        "where seeds are numbered.",
+        law="speculative.calls_apart",
+        missed_by=("speculative.independent", "speculative.rounds"),
+    ),
+    _global(
         name="verify_global_one_draw_for_a_batch",
         edits=(
             (

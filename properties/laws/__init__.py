@@ -17,6 +17,7 @@ from kernelassay.properties.laws import (  # isort: skip
     verifying,
     implied,
     sampling,
+    successive,
     verify_conduct,
     logits,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "relations",
     "sampling",
     "sequences",
+    "successive",
     "values",
     "verify_conduct",
     "verifying",

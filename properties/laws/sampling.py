@@ -258,7 +258,7 @@ def positions(subject: Subject, case: VerifyCase) -> None:
         for run, counts in tables.items()
         if all(0 <= x < case.width for x in run)
     ]
-    _decided(groups)
+    decided(groups)
 
 
 @law(
@@ -284,7 +284,7 @@ def branches(subject: Subject, case: VerifyCase) -> None:
         groups.append(("first token, accepted", accepted, shared))
     if (rest := residual(p, q)) is not None:
         groups.append(("first token, drawn after a rejection", drawn, rest))
-    _decided(groups)
+    decided(groups)
 
 
 def _one_sample(subject: Subject, case: VerifyCase, name: str) -> Counter[Round]:
@@ -294,7 +294,7 @@ def _one_sample(subject: Subject, case: VerifyCase, name: str) -> Counter[Round]
     return Sampler(subject, case, name).rounds("confirm", 0, n).counted()
 
 
-def _decided(groups: list[Group]) -> None:
+def decided(groups: list[Group]) -> None:
     """Every group follows its law: the mean of their e-values stays below 1 / level.
 
     A group's size depends on earlier tokens alone, so each is an e-value given those, and the mean

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kernelassay.oracle.speculative import residual
+from kernelassay.oracle.speculative import overlap, residual
 from kernelassay.properties.domain import lacking
 from kernelassay.properties.labels import LABELS, labels
 from kernelassay.properties.speculative.case import VerifyCase
@@ -47,6 +47,11 @@ def _facts(case: VerifyCase) -> dict[str, bool]:
         "budget_cuts": any(b <= k for b, k in zip(budgets, counts, strict=False)),
         "no_budget_left": 0 in budgets,
         "large_vocabulary": case.vocabulary > 64 * case.width,
+        "even_odds": len(counts) == 1
+        and bool(laws)
+        and all(
+            2 * overlap(p, q) == 1 and len(support(residual(p, q) or ())) > 1 for p, q in laws
+        ),
         "apart": counts == (1,) and len({*case.p[1]} - {0}) == 1,
         "last_token": case.vocabulary - 1 in tokens and case.vocabulary > case.width,
     }

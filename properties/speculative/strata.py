@@ -418,3 +418,14 @@ def apart(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
     last = tuple(int(y == W - 1) for y in range(W))
     others = tuple(1 - x for x in last)
     return VerifyCase(p=(others, others), q=(last,), seed=draw(SEEDS))
+
+
+@stratum("draft_law")
+def even_odds(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
+    """Drafts that are accepted half of the time; after a rejection half of the rest comes."""
+    turn = draw(st.permutations(range(3)))
+    p, q = (tuple(row[y] for y in turn) for row in ((2, 1, 1), (1, 0, 0)))
+    # Streams that move on by fours have uniforms to spare at some numbers of drafts, and there
+    # hide that they move on too little; they have none at three.
+    k = draw(st.sampled_from([k for k in (3, 1, 2, 4, 7) if k <= domain.most_drafts]))
+    return VerifyCase(counts=(k,), p=(p,) * (k + 1), q=(q,) * k, seed=draw(SEEDS))
