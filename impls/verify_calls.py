@@ -4,7 +4,8 @@ Shared by the bundled kernels' launchers. Laws and oracles do not use it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -44,9 +45,13 @@ def check_verify(call: VerifyCall, capabilities: Capabilities) -> None:
             _expect(got == shape, name, f"shape {got}", str(shape))
             _expect(x.dtype == dtype, name, str(x.dtype), str(dtype))
             _expect(x.device == call.p.device, name, str(x.device), f"{call.p.device}, as p")
-    _check_values(call, packing)
+    looked_at = [*_values(call, packing)]
     if sampling.bad_laws == "refused":
-        _check_laws(call, sampling, packing)
+        looked_at += _laws(call, sampling, packing)
+    # One question to the device, not one for each argument.
+    if looked_at and bool(torch.stack([found.bad.any() for found in looked_at]).any()):
+        for found in looked_at:
+            found.refuse()
 
 
 def _check_offsets(call: VerifyCall) -> None:
@@ -57,9 +62,13 @@ def _check_offsets(call: VerifyCall) -> None:
     _expect(good, "offsets", got, "torch.int32 (R + 1,)")
     same = offsets.device == call.p.device
     _expect(same, "offsets", str(offsets.device), f"{call.p.device}, as p")
-    good = int(offsets[0]) == 0 and bool((call.counts >= 0).all())
-    _expect(good, "offsets", str(offsets.tolist()), "0, then none below the one before it")
-    k = int(call.counts.max()) if call.requests else 0
+    if not call.requests:
+        first, least, k = int(offsets[0]), 0, 0
+    else:
+        counts = call.counts
+        first, least, k = torch.stack([offsets[0], counts.min(), counts.max()]).tolist()
+    if first or least < 0:
+        _expect(False, "offsets", str(offsets.tolist()), "0, then none below the one before it")
     _expect(type(most) is int and most == k, "most", repr(most), f"{k}, the most drafts")
 
 
@@ -115,12 +124,30 @@ def _owners(call: VerifyCall, packing: Packing, rows: int) -> tuple[Tensor, Tens
             requests, torch.arange(call.most + rows, device=device), indexing="ij"
         )
         return r, i
-    r = torch.repeat_interleave(requests, call.counts.long() + rows)
+    # The size is known: else the device would be asked for it.
+    size = call.drafts.shape[0] + rows * R
+    r = torch.repeat_interleave(requests, call.counts.long() + rows, output_size=size)
     first = call.offsets[:-1] + rows * requests
     return r, torch.arange(len(r), device=device) - first[r]
 
 
-def _check_values(call: VerifyCall, packing: Packing) -> None:
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Where an argument is *bad*, what it holds there, and what is expected."""
+
+    name: str
+    bad: Tensor
+    got: Callable[[tuple[int, ...]], str]
+    expected: str
+
+    def refuse(self) -> None:
+        """A `ValueError` for the first bad place, if there is one."""
+        if bool(self.bad.any()):
+            at = self.bad.nonzero()[0].tolist()
+            _expect(False, self.name, f"{self.got(tuple(at))} at {at}", self.expected)
+
+
+def _values(call: VerifyCall, packing: Packing) -> Iterator[Found]:
     """Tokens are of the vocabulary, uniforms in [0, 1), budgets at least 0."""
     V = call.p.shape[-1]
     ranges: tuple[tuple[str, float, float, str], ...] = (
@@ -139,12 +166,10 @@ def _check_values(call: VerifyCall, packing: Packing) -> None:
         if packing == "padded" and name in ("drafts", "accept", "draw") and x.ndim == 2:
             r, i = _owners(call, packing, x.shape[1] - call.most)
             bad &= i < call.counts[r] + x.shape[1] - call.most
-        if bool(bad.any()):
-            at = bad.nonzero()[0].tolist()
-            _expect(False, name, f"{x[tuple(at)].item()} at {at}", expected)
+        yield Found(name, bad, lambda at, x=x: str(x[at].item()), expected)
 
 
-def _check_laws(call: VerifyCall, sampling: Sampling, packing: Packing) -> None:
+def _laws(call: VerifyCall, sampling: Sampling, packing: Packing) -> Iterator[Found]:
     """Rows in use are finite, nowhere negative, somewhere positive."""
     bonus = int(sampling.bonus == "drawn")
     for name, law, rows in (("p", call.p, bonus), ("q", call.q, 0)):
@@ -160,10 +185,11 @@ def _check_laws(call: VerifyCall, sampling: Sampling, packing: Packing) -> None:
                 used &= ~call.greedy[r]
         least, most = law.amin(-1), law.amax(-1)
         bad = used & ~((least >= 0) & (most > 0) & (most < math.inf))
-        if bool(bad.any()):
-            at = bad.nonzero()[0].tolist()
-            got = f"weights from {least[tuple(at)].item()} to {most[tuple(at)].item()} at {at}"
-            _expect(False, name, got, "finite ones, none negative, not all 0")
+
+        def got(at: tuple[int, ...], least: Tensor = least, most: Tensor = most) -> str:
+            return f"weights from {least[at].item()} to {most[at].item()}"
+
+        yield Found(name, bad, got, "finite ones, none negative, not all 0")
 
 
 def _expect(good: bool, name: str, got: str, expected: str) -> None:
@@ -176,16 +202,19 @@ def drafting_used(call: VerifyCall, packing: Packing) -> frozenset[str]:
     k, some = call.counts, call.most > 0
     r, i = _owners(call, packing, 0)
     skipped = (call.drafts == -1) & (i < k[r])
+    greedy = torch.zeros_like(k) if call.greedy is None else call.greedy
+    asked = torch.stack([x.any() for x in (k != call.most, skipped, greedy)])
+    is_ragged, is_skipped, is_greedy = asked.tolist()
     used = {
         "verify": True,
         "requests": call.requests > 1,
         "drafts.many": call.most > 1,
-        "drafts.ragged": bool((k != call.most).any()),
+        "drafts.ragged": is_ragged,
         "drafts.none": not some,
-        "drafts.skipped": bool(skipped.any()),
+        "drafts.skipped": is_skipped,
         "draft_law": some and call.q is not None,
         "draft_certain": some and call.q is None,
-        "greedy": call.greedy is not None and bool(call.greedy.any()),
+        "greedy": is_greedy,
         "stop": call.stop is not None,
         "budget": call.budget is not None,
     }

@@ -101,7 +101,7 @@ def place(name: str, logical: Tensor, layout: str, view: str, device: str) -> Pl
     size = B * H * T * row + 2 * GUARD + 1
     before = torch.full((size,), float("nan"), dtype=logical.dtype, device=logical.device)
     before.as_strided((B, H, T, D), strides, start).copy_(logical)
-    storage = before.to(device, copy=True)
+    storage = before.to(device, copy=True, non_blocking=True)
     seen = storage.as_strided((B, H, T, D), strides, start)
     if view == "expanded":
         seen = seen.expand(requests, H, T, D)
@@ -114,7 +114,7 @@ def placed_view(name: str, physical: Tensor, device: str, axes: list[int]) -> Pl
         (physical.numel() + 2 * GUARD,), float("nan"), dtype=physical.dtype, device=physical.device
     )
     before[GUARD : GUARD + physical.numel()] = physical.flatten()
-    storage = before.to(device, copy=True)
+    storage = before.to(device, copy=True, non_blocking=True)
     seen = storage[GUARD : GUARD + physical.numel()].view(physical.shape)
     return Placed(name, seen.permute(axes), storage, before)
 
@@ -122,7 +122,7 @@ def placed_view(name: str, physical: Tensor, device: str, axes: list[int]) -> Pl
 def placed_small(name: str, values: Tensor, device: str) -> Placed:
     """An input beside q, k and v (lengths, positions, a mask, a bias), watched for writes."""
     before = values.contiguous()
-    held = before.to(device, copy=True)
+    held = before.to(device, copy=True, non_blocking=True)
     return Placed(name, held, held, before)
 
 
@@ -170,12 +170,19 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is u
 
     def check(self) -> None:
         """Raise `OutOfBounds` if a guard zone was written to."""
-        for storage in self.storages:
-            check_guards(storage)
+        check_guards(*self.storages)
 
 
-def check_guards(storage: Tensor) -> None:
-    """Raise `OutOfBounds` if a guard zone of *storage* no longer holds poison."""
+def check_guards(*storages: Tensor) -> None:
+    """Raise `OutOfBounds` if a guard zone of *storages* no longer holds poison."""
+    zones = [zone for s in storages for zone in (s[:GUARD], s[-GUARD:])]
+    # One question to the device for all of them.
+    if zones and not bool(torch.stack([is_poison(zone).all() for zone in zones]).all()):
+        for storage in storages:
+            _check_guards(storage)
+
+
+def _check_guards(storage: Tensor) -> None:
     for side, zone in (("before", storage[:GUARD]), ("after", storage[-GUARD:])):
         if bool((hit := ~is_poison(zone)).any()):
             places = hit.nonzero()

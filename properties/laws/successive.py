@@ -27,7 +27,7 @@ ROUNDS = 384
 def own_noise(c: Capabilities) -> str | None:
     """Why a kernel has no stream that rounds could share."""
     if c.sampling is not None and c.sampling.noise == "injected":
-        return "each call brings its noise: rounds share none"
+        return 'rests on noise of the kernel\'s own, and noise="injected" is declared'
     return lossless(c)
 
 
