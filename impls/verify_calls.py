@@ -166,7 +166,11 @@ def _values(call: VerifyCall, packing: Packing) -> Iterator[Found]:
         if packing == "padded" and name in ("drafts", "accept", "draw") and x.ndim == 2:
             r, i = _owners(call, packing, x.shape[1] - call.most)
             bad &= i < call.counts[r] + x.shape[1] - call.most
-        yield Found(name, bad, lambda at, x=x: str(x[at].item()), expected)
+
+        def got(at: tuple[int, ...], x: Tensor = x) -> str:
+            return str(x[at].item())
+
+        yield Found(name, bad, got, expected)
 
 
 def _laws(call: VerifyCall, sampling: Sampling, packing: Packing) -> Iterator[Found]:

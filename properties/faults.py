@@ -129,13 +129,14 @@ def _part(got: Tensor, truth: Tensor, allowed: Tensor, near: Tensor, judged: Ten
     return Part(got, truth, near, judged, wrong & (got != truth))
 
 
-Fit = tuple[float, float]
-"""|observed - model| where it is largest beside what is allowed there: (error, allowed)."""
+Fit = tuple[float, float, bool]
+"""|observed - model| where it is largest beside what is allowed there, and whether a wrong number
+was taken as it came because the model sees nothing there: (error, allowed, lenient)."""
 
 
 def distance(answer: Answer, seen: Observed) -> Fit | None:
     """How far the model is off where it is off most; None if it does not explain the call."""
-    worst = (-1.0, 1.0)
+    worst, lenient = (-1.0, 1.0), False
     nothing = None if answer.lse is None else torch.isneginf(answer.lse)
     pairs = [(answer.out, seen.out, None if nothing is None else nothing[..., None])]
     if answer.lse is not None and seen.lse is not None:
@@ -146,16 +147,18 @@ def distance(answer: Answer, seen: Observed) -> Fit | None:
         # What a kernel gives for a row in which it sees nothing is 0 or not finite.
         same = ~part.got.isfinite() & ~model.isfinite()
         if free is not None:
-            same |= free & (~part.got.isfinite() | (part.got == 0) | (part.got < -1e4))
+            taken = free & (~part.got.isfinite() | (part.got == 0) | (part.got < -1e4))
+            lenient |= bool((taken & ~same & part.wrong & (error > part.near)).any())
+            same |= taken
         error = torch.where(same | ~part.judged, 0.0, error)
         if not bool((error <= part.near).all()):
             return None
         if error.numel():
             at = int((error / part.near).argmax())
             here = (float(error.flatten()[at]), float(part.near.expand_as(error).flatten()[at]))
-            worst = max(worst, here, key=lambda fit: fit[0] / fit[1])
+            worst = max(worst, here, key=lambda at: at[0] / at[1])
         explained = explained or _explains(error, part)
-    return worst if explained else None
+    return (*worst, lenient) if explained else None
 
 
 def _explains(error: Tensor, part: Part) -> bool:
@@ -191,8 +194,10 @@ def recognise(seen: Sequence[Observed]) -> list[Reading]:
                 fitting[key] = (fault, fit, fits + 1)
     best = max((fits for _, _, fits in fitting.values()), default=0)
     chosen: dict[str, Reading] = {}
-    for (name, detail), (fault, fit, fits) in fitting.items():
+    # What says every number comes before what leaves some of them open.
+    ordered = sorted(fitting.items(), key=lambda found: found[1][1][2])
+    for (name, detail), (fault, (error, near, _), fits) in ordered:
         if fits == best and 2 * fits > len(seen):
-            reading = Reading(name, fault.sentence, detail, *fit, fits, len(seen))
+            reading = Reading(name, fault.sentence, detail, error, near, fits, len(seen))
             chosen.setdefault(name, reading)
     return list(chosen.values())[:2]

@@ -11,6 +11,8 @@ from kernelassay.properties.fault_setting import Answer, Fault, Setting, Variant
 FAULTS: list[Fault] = []
 MOST_KEYS = 64
 """Up to this Tk each single key is tried as the one that is counted twice."""
+FILLS = (-1e4, -3e4, -5e4 * math.log(2), -5e4, -65504.0)
+"""Finite numbers that stand for minus infinity; the third is -5e4 in base 2."""
 fault = table(FAULTS)
 
 
@@ -113,6 +115,27 @@ def masked_zero(s: Setting) -> Variants:
     yield "", attend(s, seen=everything, scores=torch.where(s.seen, s.scores, 0.0))
     scores = torch.where(s.seen, s.scores, 0.0)
     yield "but for the bias", attend(s, seen=everything & s.unhidden, scores=scores)
+
+
+@fault(
+    "masked scores are finite",
+    "hidden keys and pad lanes score a finite number: rows whose scores are lower are lost",
+)
+def masked_finite(s: Setting) -> Variants:
+    used = (s.below(s.lengths) | s.seen).expand(s.shape)
+    fills = {f"{x:g}": x for x in FILLS}
+    if s.scale > 0 and s.scale != 1 and bool(s.seen.any()):
+        # Only where a row is lost: the fills cannot be told apart by rows that see nothing.
+        lowest = float(torch.where(s.seen, s.scores, math.inf).min())
+        scaled = {f"{x:g} before the scale": x * s.scale for x in FILLS}
+        fills |= {what: x for what, x in scaled.items() if lowest < x}
+    for what, fill in fills.items():
+        scores = torch.where(s.seen, s.scores, fill)
+        yield what, attend(s, seen=used, scores=scores)
+        for tile in s.tiles:
+            pads = (-s.lengths % tile).double().view(-1, 1, 1)
+            lanes = torch.logaddexp(s.sink, fill + pads.log())  # their values are 0
+            yield f"{what}, tile {tile}", attend(s, seen=used, scores=scores, sink=lanes)
 
 
 @fault("mask after the softmax", "weights are masked after the softmax and not normalised again")

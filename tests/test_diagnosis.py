@@ -38,6 +38,7 @@ R = {"q": "random:1", "k": "random:2", "v": "random:3"}
 SHARP = {**R, "q": "random:1:6.0"}
 FAR = {"q": "first:4.0", "k": "around:1:140.0:3.0", "v": "random:3", "scale": 1.0}
 NEGATIVE = {**FAR, "k": "around:1:-140.0:3.0"}
+LOW = {"q": "first:1.0", "k": "around:0:-70000.0:1.5", "v": "random:3", "scale": 1.0}
 HIDING = "random:7:1.5:bhqk;fill:-inf:keep:4:70:bhqk"
 PLAIN = {
     "plain": AttendCase(Tq=3, Tk=37, D=16, **R),
@@ -56,6 +57,9 @@ PLAIN = {
     "scaled": AttendCase(Tq=3, Tk=37, D=80, **{**SHARP, "scale": 0.3}),
     "turned": AttendCase(Tq=3, Tk=37, D=16, causal="bottom_right", **{**R, "scale": -0.3}),
     "far": AttendCase(Tq=3, Tk=37, D=16, **FAR),
+    "low": AttendCase(Tq=3, Tk=37, D=16, causal="bottom_right", **LOW),
+    "low_ragged": AttendCase(B=2, Tq=3, Tk=75, D=16, lengths=(21, 38), **LOW),
+    "low_scaled": AttendCase(Tq=3, Tk=37, D=16, lengths=(21,), **{**LOW, "scale": 0.1}),
     "inner": AttendCase(Tq=3, Tk=37, D=16, view="inner", **R),
     "padded": AttendCase(Hq=2, Hkv=2, Tq=3, Tk=37, D=16, view="padded", **R),
 }
@@ -216,7 +220,7 @@ def test_older_models_show_under_scoring_terms() -> None:
     needing_more = {
         "masked before scaled", "window ignored", "window off by one", "sinks ignored",
         "strides ignored", "positions taken as slots", "first tile masked", "empty row 0/0",
-        "no maximum subtracted",
+        "no maximum subtracted", "masked scores are finite",
     }  # fmt: skip
     older = {f.name for f in FAULTS} - {f.name for f in (*SCORING, *TERMS)}
     assert older - {name for name, _, _ in OLDER} == needing_more

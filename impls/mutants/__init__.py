@@ -18,6 +18,7 @@ from kernelassay.impls.mutants import (
     speculative_chance,
     speculative_controls,
     speculative_limits,
+    speculative_sampling,
     speculative_triton,
     terms,
     triton,
@@ -38,6 +39,7 @@ MUTANTS = (
     *speculative_limits.MUTANTS,
     *speculative_chance.MUTANTS,
     *speculative_block.MUTANTS,
+    *speculative_sampling.MUTANTS,
     *speculative_triton.MUTANTS,
     *logits.MUTANTS,
 )
@@ -47,4 +49,5 @@ CONTROLS = (
     *merging.CONTROLS,
     *speculative_controls.CONTROLS,
     *logits.CONTROLS,
+    *speculative_sampling.CONTROLS,
 )

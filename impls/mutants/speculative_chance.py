@@ -174,8 +174,8 @@ SHARED = (
                 GIVEN,
                 "        u, w = (torch.rand(R, K, device=device) for _ in range(2))\n"
                 "        used = torch.get_rng_state()\n"
-                "        v = torch.cat([torch.rand(R, 1, device=device), w], 1)\n"
-                "        torch.set_rng_state(used)\n",
+                "        v = torch.cat([torch.rand(R, 1, device=device), w], 1)"
+                "; torch.set_rng_state(used)\n",
             ),
         ),
         report="S29",

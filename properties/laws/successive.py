@@ -27,7 +27,7 @@ ROUNDS = 384
 def own_noise(c: Capabilities) -> str | None:
     """Why a kernel has no stream that rounds could share."""
     if c.sampling is not None and c.sampling.noise == "injected":
-        return 'rests on noise of the kernel\'s own, and noise="injected" is declared'
+        return 'rests on noise of its own, and noise="injected" is declared'
     return lossless(c)
 
 
