@@ -50,8 +50,8 @@ The captured kernel is transformers' `_speculative_sampling`, with cases of p > 
 STAGES = """
 ## Then the samples
 
-A kernel that draws by itself (`"seeded"`, `"global"`) shows samples alone; one with injected noise
-is judged by both. Where weights are captured no samples are taken: what draws from them is not the
+A kernel that draws by itself (`"seeded"`, `"generators"`, `"global"`) shows samples alone; one with
+injected noise is judged by both. Where weights are captured no samples are taken: what draws from them is not the
 kernel's. Each case has seeds of its own, made from the case, the law and the stage: a failure
 replays.
 
@@ -93,8 +93,8 @@ needlessly, if the token then has the right law | all |
 that rounds further apart share | own noise; drafts: token |
 
 token: `Sampling.rounds = "token"`, draft by draft; a sampler declared `"joint"` is judged by what
-it emits. Own noise: `Sampling.noise` is seeded or global. `positions`, `branches`, `independent`
-and `calls_apart` average the e-values of several tables, which is an e-value again.
+it emits. Own noise: `Sampling.noise` is not injected. `positions`, `branches`, `independent` and
+`calls_apart` average the e-values of several tables, which is an e-value again.
 
 Declared lossy: `Sampling.lossy` says why what is emitted does not follow the target's law, as in
 acceptance by a threshold. These laws are then "not applicable", with that reason in the report,

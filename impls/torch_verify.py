@@ -7,7 +7,8 @@ Of a request with the drafts x_0 ... x_{k-1}, drawn from the laws q_i, and the t
     after k acceptances      y ~ p_k
     y                        the first token with C_y > v C, C_y the sum of the weights up to y
 
-u and v are uniform in [0, 1): given, or Philox of the request's seed at 2 i and 2 i + 1. A greedy
+u and v are uniform in [0, 1): given, or Philox of the request's seed at 2 i and 2 i + 1, or drawn
+from its generator, all u before all v, where it is sampled and may emit a token. A greedy
 request takes the first maximum for y. q_i of a draft that was certain is 1 at x_i. Nothing follows
 a stop token, or the last token of the budget. Where p_i = q_i up to rounding a draft can be
 rejected with [p_i - q_i]+ = 0: then y ~ p_i.
@@ -53,6 +54,23 @@ def philox_uniforms(seeds: Tensor, counters: Tensor) -> Tensor:
     return (words[0] >> 8).float() * 2.0**-24
 
 
+def generated_uniforms(call: VerifyCall) -> tuple[Tensor, Tensor]:
+    """u [R, K] and v [R, K + 1]; 0 where a request draws nothing, whose generator stays."""
+    R, K, device, own = call.requests, call.most, call.p.device, call.generators or ()
+    greedy = torch.zeros(R) if call.greedy is None else call.greedy
+    budget = torch.ones(R) if call.budget is None else call.budget
+    draws = (~greedy.bool().cpu() & (budget.cpu() > 0)).tolist()
+    counts = call.counts.tolist()
+    drawn = [torch.zeros(2 * K + 1, device=device)]  # what lies past a request's own
+    for k, generator, draw in zip(counts, own, draws, strict=True):
+        made = torch.zeros(2 * k + 1, device=device)
+        drawn.append(made.uniform_(generator=generator) if draw else made)
+    start = torch.cumsum(2 * call.counts + 1, 0)[:, None] - (2 * call.counts + 1)[:, None]
+    i = torch.arange(K + 1, device=device)
+    uniforms = torch.cat([*drawn[1:], drawn[0]])
+    return uniforms[start + i[:K]], uniforms[start + call.counts[:, None] + i]
+
+
 def inverse_cdf(weights: Tensor, v: Tensor) -> Tensor:
     """The first token with C_y > v C [R] of weights [R, V], fp64; its weight is not 0."""
     sums = weights.cumsum(-1)
@@ -73,7 +91,9 @@ def verified(call: VerifyCall, packing: str, placeholder: int) -> VerifyResult:
     p = call.p.reshape(-1, V)
     q = None if call.q is None else call.q.reshape(-1, V)
 
-    if call.seeds is None:
+    if call.generators is not None:
+        u, v = generated_uniforms(call)
+    elif call.seeds is None:
         assert call.accept is not None
         assert call.draw is not None
         u, v = call.accept.flatten()[n], call.draw.flatten()[row]
@@ -143,8 +163,10 @@ _INJECTED = Capabilities(
     sampling=Sampling(noise="injected", rule="u*q<p", bad_laws="refused"),
     conventions=Conventions(deterministic=True, validates_calls=True),
 )
+_GENERATORS = replace(_INJECTED, sampling=Sampling(noise="generators", bad_laws="refused"))
 _SEEDED = replace(_INJECTED, sampling=Sampling(noise="seeded", bad_laws="refused"))
 
 adapter = TorchVerify("torch_verify", _INJECTED)
 seeded = TorchVerify("torch_verify_seeded", _SEEDED)
+generators = TorchVerify("torch_verify_generators", _GENERATORS)
 padded = TorchVerify("torch_verify_padded", replace(_INJECTED, packing="padded"))

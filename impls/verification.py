@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args, get_type_hints, runtime_checkable
 
+import torch
 from torch import Tensor
 
 __all__ = ["VERIFYING", "Sampling", "Verifies", "VerifyCall", "VerifyResult"]
@@ -39,7 +40,7 @@ class VerifyCall:
     "given" the bonus rows are left out: p has the shape of q.
 
     Noise is there as `Sampling.noise` declares: *accept* and *draw* (or *race*) if it is injected,
-    *seeds* if seeded.
+    *seeds* if seeded, *generators*, on the device of the laws, if it comes from those.
     """
 
     drafts: Tensor  # [N] or [R, K], of dtype Sampling.tokens
@@ -51,6 +52,7 @@ class VerifyCall:
     race: Tensor | None = None  # [R, V], fp32 > 0: exponential noise, y = argmax weight / race
     bonus: Tensor | None = None  # [R], of dtype Sampling.tokens: drawn from the bonus row already
     seeds: Tensor | None = None  # [R], int64
+    generators: tuple[torch.Generator, ...] | None = None  # R
     greedy: Tensor | None = None  # [R], bool; None: all requests are sampled
     stop: Tensor | None = None  # [R, S], of dtype Sampling.tokens, padded with -1
     budget: Tensor | None = None  # [R], int32: the most tokens that a request may emit
@@ -96,10 +98,11 @@ class Verifies(Protocol):
 class Sampling:
     """How a verification draws. The oracle follows what is declared; the rest is a fault."""
 
-    noise: Literal["injected", "captured", "seeded", "global"] = "seeded"
+    noise: Literal["injected", "captured", "seeded", "generators", "global"] = "seeded"
     """injected: uniforms come with the call; captured: the acceptance uniforms do, and the weights
-    of a draw are handed out; seeded: the call brings a seed for each request; global: torch's
-    default generator of the device."""
+    of a draw are handed out; seeded: the call brings a seed for each request; generators:
+    a torch.Generator for each, which moves on where the request draws; global: torch's default
+    generator of the device."""
     rule: Literal["u*q<p", "u*q<=p", "p/q>=u"] = "u*q<p"
     """when a draft is accepted under the uniform u."""
     draw: Literal["inverse_cdf", "race"] = "inverse_cdf"

@@ -17,7 +17,7 @@ from kernelassay.oracle.formats import name_of
 
 __all__ = ["check_verify", "drafting_used", "refuse_verify"]
 
-NOISE = ("accept", "draw", "race", "bonus", "seeds")
+NOISE = ("accept", "draw", "race", "bonus", "seeds", "generators")
 TINY = 2.0**-149  # the least positive fp32 number
 Packing = Literal["flat", "padded"]
 Shape = tuple[int, ...]
@@ -104,15 +104,22 @@ def _shapes(call: VerifyCall, sampling: Sampling, packing: Packing) -> Mapping[s
 def _check_noise(call: VerifyCall, sampling: Sampling) -> None:
     """All the noise that is declared is there, and no other."""
     made_with = "draw" if sampling.draw == "inverse_cdf" else "race"
-    brought = {"injected": {"accept", made_with}, "captured": {"accept"}, "seeded": {"seeds"}}
+    brought = {"injected": {"accept", made_with}, "captured": {"accept"}}
+    brought |= {"seeded": {"seeds"}, "generators": {"generators"}}
     wanted = brought.get(sampling.noise, set())
     if sampling.bonus == "given":
         wanted.add("bonus")
     for name in NOISE:
         came = getattr(call, name) is not None
         declared = f"noise is {sampling.noise}, the bonus {sampling.bonus}"
-        expected = f"{'a tensor' if name in wanted else 'None'}: {declared}"
-        _expect(came == (name in wanted), name, "a tensor" if came else "None", expected)
+        kind = "a tuple" if name == "generators" else "a tensor"
+        expected = f"{kind if name in wanted else 'None'}: {declared}"
+        _expect(came == (name in wanted), name, kind if came else "None", expected)
+    if (some := call.generators) is not None:
+        places = {g.device.type for g in some} or {call.p.device.type}
+        got = f"{len(some)} on {', '.join(sorted(places))}"
+        good = len(some) == call.requests and places == {call.p.device.type}
+        _expect(good, "generators", got, f"{call.requests} on {call.p.device.type}, as p")
 
 
 def _owners(call: VerifyCall, packing: Packing, rows: int) -> tuple[Tensor, Tensor]:

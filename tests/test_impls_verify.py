@@ -537,6 +537,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"accept": None}, "accept: got None, expected a tensor: noise is injected"),
     ({"draw": None}, "draw: got None, expected a tensor"),
     ({"seeds": BOTH.long()}, "seeds: got a tensor, expected None: noise is injected"),
+    ({"generators": ()}, "generators: got a tuple, expected None: noise is injected"),
     ({"race": torch.ones(2, 4)}, "race: got a tensor, expected None"),
     ({"bonus": BOTH}, "bonus: got a tensor, expected None: .* the bonus drawn"),
 ]
@@ -600,6 +601,8 @@ def test_each_kernel_looks_at_its_calls(kernel: Any) -> None:
         kernel.verify(dataclasses.replace(call, p=call.p.double(), q=call.q.double()))
 
 
+NO_NOISE: dict[str, Any] = {"accept": None, "draw": None}
+GENERATORS = tuple(torch.Generator().manual_seed(n) for n in range(2))
 OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"draw": "race"}, {"draw": None, "race": torch.ones(2, 4)}, ""),
     ({"draw": "race"}, {"draw": None, "race": torch.zeros(2, 4)}, r"race: got 0.0 at \[0, 0\]"),
@@ -607,6 +610,13 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"shared_draw": True}, {"draw": torch.zeros(2)}, ""),
     ({"shared_draw": True}, {}, r"draw: got shape \(5,\), expected \(2,\)"),
     ({"noise": "captured"}, {"draw": None}, ""),
+    ({"noise": "generators"}, {**NO_NOISE, "generators": GENERATORS}, ""),
+    ({"noise": "generators"}, NO_NOISE, "generators: got None, expected a tuple: noise is gen"),
+    (
+        {"noise": "generators"},
+        {**NO_NOISE, "generators": GENERATORS[:1]},
+        "generators: got 1 on cpu, expected 2 on cpu, as p",
+    ),
     ({"noise": "captured"}, {}, "draw: got a tensor, expected None: noise is captured"),
     ({"noise": "global"}, {"accept": None, "draw": None}, ""),
     ({"noise": "global"}, {"draw": None}, "accept: got a tensor, expected None: noise is global"),

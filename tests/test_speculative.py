@@ -181,7 +181,7 @@ def test_uniforms_lie_at_the_ends_and_beside_every_breakpoint() -> None:
 @pytest.mark.parametrize("name", [n for n in LAWS if n != "speculative.declines"])
 @pytest.mark.parametrize(
     "kernel",
-    [torch_verify.adapter, torch_verify.seeded, torch_verify.padded],
+    [torch_verify.adapter, torch_verify.seeded, torch_verify.generators, torch_verify.padded],
     ids=lambda k: k.name,
 )
 def test_a_right_kernel_keeps_the_law(kernel: Any, name: str) -> None:

@@ -24,10 +24,15 @@ _seeded = partial(_mutant, capabilities=partial(drawing, noise="seeded"))
 _global = partial(
     _mutant, capabilities=partial(drawing, noise="global"), law="speculative.independent"
 )
+_generated = partial(
+    _mutant, capabilities=partial(drawing, noise="generators"), law="speculative.own_generators"
+)
 _FIRST = ("speculative.first_token",)
 _LENGTH = ("speculative.commit_length",)
 _EXACT = ("speculative.decisions",)
 
+DRAWS_OWN = "draws = (~greedy.bool().cpu() & (budget.cpu() > 0)).tolist()"
+OWN = "made.uniform_(generator=generator)"
 U = "u = philox_uniforms(call.seeds[:, None], 2 * i[:K])"
 V = "v = philox_uniforms(call.seeds[:, None], 2 * i + 1)"
 WORD = "(words[0] >> 8).float() * 2.0**-24"
@@ -208,6 +213,38 @@ SHARED = (
     ),
 )
 
+GENERATED = (
+    _generated(
+        name="verify_generators_of_greedy_requests_move",
+        edits=((DRAWS_OWN, "draws = (budget.cpu() > 0).tolist()"),),
+        report="S130",
+        hides="Tokens are right; a request that turns from greedy to sampled draws others.",
+        missed_by=("speculative.requests_apart", "speculative.rounds"),
+    ),
+    _generated(
+        name="verify_generators_move_without_a_budget",
+        edits=((DRAWS_OWN, DRAWS_OWN.replace("budget.cpu() > 0", "budget.cpu() >= 0")),),
+        report="S130",
+        hides="Nothing is emitted, so that no token shows it.",
+        missed_by=("speculative.requests_apart", "speculative.rounds"),
+    ),
+    _generated(
+        name="verify_generators_are_copied",
+        edits=((OWN, OWN.replace("=generator", "=generator.clone_state()")),),
+        report="S32",
+        hides="A round is right; the next one has the same noise.",
+        missed_by=("speculative.requests_apart", "speculative.rounds"),
+    ),
+    _generated(
+        name="verify_generators_are_those_of_request_0",
+        edits=((OWN, OWN.replace("=generator", "=own[0]")),),
+        report="S131",
+        hides="One request alone is right, and laws of many are.",
+        law="speculative.requests_apart",
+        missed_by=("speculative.rounds", "speculative.independent"),
+    ),
+)
+
 WRONG_LAW = (
     _seeded(
         name="verify_seeded_bonus_from_q",
@@ -300,4 +337,4 @@ CONDUCT = (
     ),
 )
 
-MUTANTS = (*REUSED, *SHARED, *WRONG_LAW, *CONDUCT)
+MUTANTS = (*REUSED, *SHARED, *GENERATED, *WRONG_LAW, *CONDUCT)

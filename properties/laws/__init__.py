@@ -19,6 +19,7 @@ from kernelassay.properties.laws import (  # isort: skip
     sampling,
     successive,
     verify_conduct,
+    verify_noise,
     logits,
 )
 
@@ -41,5 +42,6 @@ __all__ = [
     "successive",
     "values",
     "verify_conduct",
+    "verify_noise",
     "verifying",
 ]

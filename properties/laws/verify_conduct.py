@@ -7,15 +7,13 @@ from typing import Any
 
 import torch
 
-from kernelassay.impls.contract import Capabilities, Unsupported, VerifyCall
+from kernelassay.impls.contract import Unsupported, VerifyCall
 from kernelassay.oracle.decisions import GRID
 from kernelassay.oracle.speculative import Round, ended, limit_of
 from kernelassay.properties.domain import domain_of, lacking
 from kernelassay.properties.failures import (
     Accepted,
-    Different,
     InputMutated,
-    NonDeterministic,
     Raised,
     WrongToken,
 )
@@ -100,7 +98,7 @@ def possible(subject: Subject, case: VerifyCase) -> None:
                 got = as_columns(case, came.round(n))
                 if why := impossible(subject, case, one, got):
                     raise WrongToken(
-                        f"request {one.request}, with drafts {_tokens(case, one)}, emitted "
+                        f"request {one.request}, with drafts {tokens_of(case, one)}, emitted "
                         f"{said(case, got)}: {why}",
                         lines=described(case, one, min(got.accepted, len(one.drafts))),
                     )
@@ -127,7 +125,7 @@ def impossible(subject: Subject, case: VerifyCase, one: Request, got: Round) -> 
     return ""
 
 
-def _tokens(case: VerifyCase, one: Request) -> list[int]:
+def tokens_of(case: VerifyCase, one: Request) -> list[int]:
     return [case.columns[x] if x >= 0 else x for x in one.drafts]
 
 
@@ -160,104 +158,6 @@ def memory(subject: Subject, case: VerifyCase) -> None:
             for name in ("tokens", "accepted"):
                 if (x := getattr(came.came, name)) is not None:
                     check_written(name, x)
-
-
-def _brings_noise(c: Capabilities) -> str | None:
-    """Why not all of the kernel's noise comes with the call."""
-    if c.sampling is None or c.sampling.noise in ("global", "captured"):
-        return "rests on noise that comes with the call, draws included; this is not declared"
-    return None
-
-
-def _repeats(c: Capabilities) -> str | None:
-    if why := _brings_noise(c):
-        return why
-    return None if c.conventions.deterministic else "deterministic is not declared"
-
-
-@law(
-    "speculative.deterministic",
-    "The same call, seeds and uniforms included, gives the same tokens.",
-    operation="verify",
-    rests_on=_repeats,
-    strata={"distinct_laws": s.distinct_laws, "certain_drafts": s.certain_drafts},
-    weight=0.5,
-)
-def deterministic(subject: Subject, case: VerifyCase) -> None:
-    for some in in_calls(subject, requests_of(subject, case, 8)):
-        first, *others = [verify(subject, batch_of(case, some)) for _ in range(4)]
-        for again in others:
-            if not torch.equal(first.tokens, again.tokens):
-                n = int((first.tokens != again.tokens).any(1).nonzero()[0])
-                raise NonDeterministic(
-                    f"two equal calls emitted {said(case, as_columns(case, first.round(n)))} and "
-                    f"{said(case, as_columns(case, again.round(n)))} for request {n}; the kernel "
-                    f"declares Conventions.deterministic"
-                )
-
-
-def _seeds_its_requests(c: Capabilities) -> str | None:
-    if why := _brings_noise(c):
-        return why
-    if c.sampling and c.sampling.noise == "seeded" and not c.sampling.seeded_requests:
-        return "rests on Sampling.seeded_requests, which is not declared"
-    return None
-
-
-@law(
-    "speculative.requests_apart",
-    "A request emits the same alone, among others and in another place.",
-    operation="verify",
-    requires=["requests"],
-    rests_on=_seeds_its_requests,
-    strata={
-        "several_requests": s.several_requests,
-        "no_drafts_first": s.no_drafts_first,
-        "no_drafts_last": s.no_drafts_last,
-        "greedy_and_sampled": s.greedy_and_sampled,
-        "skipped_drafts": s.skipped_drafts,
-        **s.LIMITED,
-    },
-)
-def requests_apart(subject: Subject, case: VerifyCase) -> None:
-    every = requests_of(subject, case, 4)
-    together = verify(subject, batch_of(case, every))
-    behind = verify(subject, batch_of(case, every[::-1]))
-    for n, one in enumerate(every):
-        kinds = {"in another place": behind.round(len(every) - 1 - n)}
-        alone = len(one.drafts) > 0 or "drafts.none" in subject.capabilities.supports
-        if n < len(case.counts) and alone:
-            kinds["alone"] = verify(subject, batch_of(case, [one])).round(0)
-        for what, other in kinds.items():
-            if other != together.round(n):
-                first, second = (as_columns(case, x) for x in (together.round(n), other))
-                raise Different(
-                    f"request {n} of {len(every)}, with drafts {_tokens(case, one)}, emitted "
-                    f"{said(case, first)}, and {what} {said(case, second)}"
-                )
-
-
-@law(
-    "speculative.default_generator",
-    "A kernel whose noise comes with the call leaves torch's default generators alone.",
-    operation="verify",
-    rests_on=_brings_noise,
-    strata={"distinct_laws": s.distinct_laws, "certain_drafts": s.certain_drafts},
-    weight=0.25,
-)
-def default_generator(subject: Subject, case: VerifyCase) -> None:
-    def states() -> list[torch.Tensor]:
-        found = [torch.random.get_rng_state()]
-        return found + ([torch.cuda.get_rng_state()] if subject.home == "cuda" else [])
-
-    for some in in_calls(subject, requests_of(subject, case, 2)):
-        before = states()
-        verify(subject, batch_of(case, some))
-        if any(not torch.equal(a, b) for a, b in zip(before, states(), strict=True)):
-            raise Different(
-                f"torch's default generator moved during the call; {subject.name} declares that "
-                f"its noise is {sampling_of(subject.capabilities).noise}"
-            )
 
 
 BAD = {"a NaN": torch.nan, "a negative mass": -0.25, "an infinite mass": torch.inf}

@@ -141,6 +141,9 @@ def lay_out(batch: Batch, capabilities: Capabilities, dtype: str, home: str) -> 
             noise["draw"] = put("draw", batch.draw[:, :width].float(), rows, uniform)
     if sampling.noise == "seeded":
         noise["seeds"] = put("seeds", batch.seeds)
+    if sampling.noise == "generators" and batch.seeds is not None:
+        seeds = (int(seed) for seed in batch.seeds)
+        noise["generators"] = tuple(torch.Generator(home).manual_seed(seed) for seed in seeds)
     call = VerifyCall(
         drafts=put("drafts", batch.drafts.to(token), real, batch.vocabulary - 1),
         offsets=put("offsets", offsets.to(torch.int32)),
