@@ -50,10 +50,10 @@ The captured kernel is transformers' `_speculative_sampling`, with cases of p > 
 STAGES = """
 ## Then the samples
 
-A kernel that draws by itself (`"seeded"`, `"generators"`, `"global"`) shows samples alone; one with
-injected noise is judged by both. Where weights are captured no samples are taken: what draws from them is not the
-kernel's. Each case has seeds of its own, made from the case, the law and the stage: a failure
-replays.
+A kernel that draws by itself (`"seeded"`, `"generators"`, `"global"`) shows samples alone; one
+with injected noise is judged by both. Where weights are captured no samples are taken: what
+draws from them is not the kernel's. Each case has seeds of its own, made from the case, the law
+and the stage: a failure replays.
 
 1. Screen. A token or round of probability 0 is a failure at once, whatever its number. Else the
    counts are compared with their law by the Cressie-Read statistic, cells pooled until each

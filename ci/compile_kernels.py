@@ -21,6 +21,7 @@ KERNELS = (
     "triton_partial",
     "triton_verify",
     "triton_law",
+    "triton_cache",
 )
 """Modules of kernelassay.impls with compile_specs()."""
 TARGETS = {

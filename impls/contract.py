@@ -15,7 +15,19 @@ from typing import Any, Literal, Protocol, get_args, get_type_hints, runtime_che
 
 from torch import Tensor
 
+from kernelassay.impls.caching import CACHING, Caches, CacheSpec, Caching, PageUse, Pools, Store
+from kernelassay.impls.decoding import DECODING, DecodeCall, DecodeResult, Decodes, Decoding
 from kernelassay.impls.logits import LOGITS, LawCall, Laws, Maps
+from kernelassay.impls.prefixes import (
+    PREFIXES,
+    BlockUse,
+    Prefixed,
+    Prefixes,
+    PrefixSpec,
+    PrefixStore,
+    Scope,
+)
+from kernelassay.impls.recurrences import RECURRENCES, States, StateSpec, StateStore
 from kernelassay.impls.verification import (
     VERIFYING,
     Sampling,
@@ -29,25 +41,48 @@ from kernelassay.oracle.scoring import Scoring
 from kernelassay.oracle.visibility import Visibility
 
 __all__ = [
+    "CACHING",
+    "DECODING",
     "FEATURES",
     "LOGITS",
     "MERGING",
+    "PREFIXES",
+    "RECURRENCES",
     "VERIFYING",
     "AttendCall",
     "AttendResult",
     "Attends",
+    "BlockUse",
+    "CacheSpec",
+    "Caches",
+    "Caching",
     "Capabilities",
     "ContractError",
     "Conventions",
+    "DecodeCall",
+    "DecodeResult",
+    "Decodes",
+    "Decoding",
     "LawCall",
     "Laws",
     "Maps",
     "MergeCall",
     "Merges",
     "Numerics",
+    "PageUse",
     "Pages",
+    "Pools",
+    "PrefixSpec",
+    "PrefixStore",
+    "Prefixed",
+    "Prefixes",
     "Sampling",
+    "Scope",
     "Scoring",
+    "StateSpec",
+    "StateStore",
+    "States",
+    "Store",
     "Unsupported",
     "Verifies",
     "VerifyCall",
@@ -98,6 +133,10 @@ OPERATIONS: Mapping[str, Mapping[str, str]] = {
     "merge": MERGING,
     "verify": VERIFYING,
     "law": LOGITS,
+    "decode": DECODING,
+    "cache": CACHING,
+    "prefix": PREFIXES,
+    "recurrence": RECURRENCES,
 }
 """What an adapter may do, one of these, with the features of each."""
 
@@ -277,6 +316,12 @@ class Capabilities:
     """how it wants drafts and rows, see `VerifyCall`."""
     maps: Maps | None = None
     """how logits become laws."""
+    decoding: Decoding | None = None
+    """how a decode loop works."""
+    caching: Caching | None = None
+    """where a KV cache differs from others; None for the defaults."""
+    prefixing: Prefixed | None = None
+    """where a prefix cache differs from others; None for the defaults."""
     max_drafts: int = 8
     """the most drafts of a request to use."""
     max_vocabulary: int = 4096
@@ -303,7 +348,7 @@ class Capabilities:
         _known("declines", self.declines, features)
         _known("page_layout", [self.page_layout], ("NHD", "HND"))
         _known("state", [self.state], ("out_lse", "mlu"))
-        needed = {"sampling": "verify", "maps": "law"}
+        needed = {"sampling": "verify", "maps": "law", "decoding": "decode"}
         own = [name for name, feature in needed.items() if feature in self.supports]
         for name in ("devices", "dtypes", "layouts", "tiles", *(own or ["head_sizes"])):
             if not getattr(self, name):
@@ -323,7 +368,9 @@ class Capabilities:
             raise ContractError(
                 f"Capabilities.conventions: got {self.conventions!r}, expected Conventions(...)"
             )
-        for name, kind in (("sampling", Sampling), ("maps", Maps)):
+        kinds: dict[str, type] = {"sampling": Sampling, "maps": Maps}
+        kinds |= {"caching": Caching, "decoding": Decoding, "prefixing": Prefixed}
+        for name, kind in kinds.items():
             if (given := getattr(self, name)) is not None and not isinstance(given, kind):
                 raise ContractError(
                     f"Capabilities.{name}: got {given!r}, expected {kind.__name__}(...)"

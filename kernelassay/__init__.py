@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     from kernelassay.impls.contract import (
         AttendCall,
         AttendResult,
+        CacheSpec,
+        Caching,
         Capabilities,
         ContractError,
         Conventions,
         Numerics,
+        PageUse,
+        Pools,
         Sampling,
         Scoring,
         Unsupported,
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     )
     from kernelassay.loading import LoadError, load_kernel
     from kernelassay.parametrize import parametrize_with_properties
+    from kernelassay.properties.caching.case import CacheCase
     from kernelassay.properties.case import AttendCase
     from kernelassay.properties.failures import (
         Accepted,
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
         WrongDistribution,
         WrongDtype,
         WrongShape,
+        WrongState,
         WrongToken,
         WrongValue,
     )
@@ -57,6 +63,9 @@ __all__ = [
     "AttendCall",
     "AttendCase",
     "AttendResult",
+    "CacheCase",
+    "CacheSpec",
+    "Caching",
     "Capabilities",
     "ContractError",
     "Conventions",
@@ -72,6 +81,8 @@ __all__ = [
     "NotWritten",
     "Numerics",
     "OutOfBounds",
+    "PageUse",
+    "Pools",
     "Raised",
     "Record",
     "Refused",
@@ -88,6 +99,7 @@ __all__ = [
     "WrongDistribution",
     "WrongDtype",
     "WrongShape",
+    "WrongState",
     "WrongToken",
     "WrongValue",
     "__version__",
@@ -98,12 +110,14 @@ __all__ = [
 
 _ELSEWHERE = {
     "impls.contract": (
-        "AttendCall", "AttendResult", "Capabilities", "ContractError", "Conventions", "Numerics",
-        "Sampling", "Scoring", "Unsupported", "VerifyCall", "VerifyResult", "Visibility",
+        "AttendCall", "AttendResult", "CacheSpec", "Caching", "Capabilities", "ContractError",
+        "Conventions", "Numerics", "PageUse", "Pools", "Sampling", "Scoring", "Unsupported",
+        "VerifyCall", "VerifyResult", "Visibility",
     ),
     "checking": ("KernelFailed", "check"),
     "loading": ("LoadError", "load_kernel"),
     "parametrize": ("parametrize_with_properties",),
+    "properties.caching.case": ("CacheCase",),
     "properties.case": ("AttendCase",),
     "properties.speculative.case": ("VerifyCase",),
     "properties.records": ("Record",),

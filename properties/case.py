@@ -124,7 +124,14 @@ class AttendCase(Case):
         _check_attend(self)
 
 
-CLASSES = ("kernelassay.properties.speculative", "kernelassay.properties.logits")
+CLASSES = (
+    "kernelassay.properties.speculative",
+    "kernelassay.properties.logits",
+    "kernelassay.properties.caching",
+    "kernelassay.properties.decoding",
+    "kernelassay.properties.prefixes",
+    "kernelassay.properties.recurrent",
+)
 """Packages that bring a class of cases; imported when a case is read, as they import this."""
 
 

@@ -16,6 +16,7 @@ from kernelassay.properties.domain import domain_of, lacking
 from kernelassay.properties.engine import Search
 from kernelassay.properties.failures import DeviceLost, Failure, Found, OutOfBounds, TimedOut
 from kernelassay.properties.faults import Observed, Reading, observe, recognise
+from kernelassay.properties.fewer_steps import without_a_step
 from kernelassay.properties.limit import time_limit
 from kernelassay.properties.memory import same_bits
 from kernelassay.properties.neighbours import Neighbours, probe
@@ -110,6 +111,8 @@ def diagnose(
         near_by: tuple[str, ...] = ()
         if neighbours and isinstance(case, VerifyCase):
             near_by = parts.run("Neighbours", lambda: around(prop, fresh(), case), near_by)
+        if neighbours and hasattr(case, "steps"):
+            near_by = parts.run("Neighbours", lambda: without_a_step(prop, fresh(), case), near_by)
         again = parts.run("Repeats", lambda: Repeat(_failures(prop, fresh(), case), REPEATS), None)
         return Picture(around=near_by, repeat=again, unavailable=tuple(parts.unavailable))
     near, readout = Neighbours(), None

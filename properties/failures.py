@@ -90,6 +90,12 @@ class WrongDistribution(Failure):
     title = "WRONG DISTRIBUTION"
 
 
+class WrongState(Failure):
+    """A cache does not hold, or say that it holds, what its steps left."""
+
+    title = "WRONG STATE"
+
+
 class InputMutated(Failure):
     """The kernel wrote to one of its inputs."""
 
@@ -172,6 +178,7 @@ KINDS: dict[str, type[Failure]] = {
         Different,
         WrongToken,
         WrongDistribution,
+        WrongState,
         InputMutated,
         OutOfBounds,
         NotWritten,

@@ -94,6 +94,8 @@ def law(
 
     def register(body: Body) -> Property:
         needs = frozenset({offered(operation), *requires})
+        if name in REGISTRY and REGISTRY[name].body.__module__ != body.__module__:
+            raise ValueError(f"law {name!r}: got a second one, expected a name of its own")
         made = Property(name, sentence, body, strata, needs, rests_on, weight, here, operation)
         REGISTRY[name] = made
         return made

@@ -280,7 +280,7 @@ def test_every_law_is_broken_by_some_kernel() -> None:
     """The table above leaves out no law but those with tests of their own."""
     elsewhere = {"attention.validates", "attention.far_offsets", *RELATED}
     elsewhere |= {
-        p.name for p in select("merging", "paged", "speculative", "logits")
+        p.name for p in select("merging", "paged", "speculative", "logits", "transactions")
     }  # their mutants break them
     assert {law for law, *_ in BROKEN.values()} == set(LAWS) - elsewhere
 
