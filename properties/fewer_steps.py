@@ -13,7 +13,7 @@ MOST_SECONDS = 20.0
 
 
 def without_a_step(prop: Property, subject: Subject, case: Any) -> tuple[str, ...]:
-    """One line of a case with steps: without which steps the program passes, and without which it fails."""
+    """One line: without which of its steps a program passes, and without which it fails."""
     deadline, found = time.perf_counter() + MOST_SECONDS, dict[str, list[str]]()
     for n in range(len(case.steps)):
         near = replace(case, steps=(*case.steps[:n], *case.steps[n + 1 :]))
