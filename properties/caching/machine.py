@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kernelassay.impls.contract import Unsupported
+from kernelassay.properties.caching.builder import Builder
 from kernelassay.properties.caching.case import MOST_TOKENS, CacheCase
 from kernelassay.properties.caching.domain import CacheDomain
 from kernelassay.properties.caching.picture import program
 from kernelassay.properties.caching.reads import KINDS
 from kernelassay.properties.caching.run import Run, refused
-from kernelassay.properties.caching.strata import Builder
 from kernelassay.properties.domain import domain_of
 from kernelassay.properties.failures import Failure
 from kernelassay.properties.subject import Subject

@@ -22,17 +22,23 @@ from kernelassay.properties.laws import (  # isort: skip
     verify_noise,
     logits,
     transactions,
+    cache_pages,
+    cache_conduct,
     prefixes,
     recurrent,
     decoding,
     decoding_chance,
+    decoding_conduct,
 )
 
 __all__ = [
     "alignment",
+    "cache_conduct",
+    "cache_pages",
     "conduct",
     "decoding",
     "decoding_chance",
+    "decoding_conduct",
     "edges",
     "equivalents",
     "exactly",

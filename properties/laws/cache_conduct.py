@@ -1,0 +1,148 @@
+"""Laws of conduct of KV caches: memory, refusals, malformed calls."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelassay.impls.contract import Unsupported
+from kernelassay.properties.caching import strata as s
+from kernelassay.properties.caching.case import CacheCase
+from kernelassay.properties.caching.run import Run, played, refused, room
+from kernelassay.properties.domain import domain_of, lacking
+from kernelassay.properties.failures import (
+    Accepted,
+    Raised,
+)
+from kernelassay.properties.memory import Watch, check_written
+from kernelassay.properties.property import law
+from kernelassay.properties.subject import Subject
+
+
+@law(
+    "transactions.memory",
+    "Inputs are unchanged, nothing is written beside what is allocated, outputs are written.",
+    operation="cache",
+    rests_on=lambda c: (
+        "rests on PyTorch's own operators, not on compiled ones" if c.compiled else None
+    ),
+    strata={**s.PLAIN, "several_moved": s.several_moved, "copied_on_write": s.copied_on_write},
+    weight=0.5,
+)
+def memory(subject: Subject, case: CacheCase) -> None:
+    watches: list[Watch] = []
+
+    def guarded(run: Callable[[], Any]) -> Any:
+        with Watch() as watch:
+            came = run()
+        watches.append(watch)
+        for each in watches:
+            each.check()
+        if isinstance(came, Tensor) and watch.owns(came):
+            subject.watched.add("allocations")
+            if subject.conventions.empty_row == "zeros":
+                check_written("out", came)
+        return came
+
+    run = Run(subject, case, guard=guarded)
+    try:
+        run.open(*room(subject, case))
+        for step in case.steps:
+            run.take(step)
+            run.judge("mean")
+    except Unsupported as why:
+        raise refused(subject, why) from why
+
+
+@law(
+    "transactions.declines",
+    "A cache or a step that needs a declined feature is refused with Unsupported.",
+    operation="cache",
+    rests_on=lambda c: (
+        None
+        if c.declines & {*s.NEEDING, "cache.value_size"}
+        else "declines nothing that a program could need"
+    ),
+    strata={"declined": s.declined},
+    weight=0.5,
+)
+def declines(subject: Subject, case: CacheCase) -> None:
+    run = Run(subject, case)
+    try:
+        run.open(*room(subject, case))
+        for step in case.steps:
+            run.take(step)
+        for read in run.reads("mean"):
+            run.attend(read.q)
+    except Unsupported:
+        return
+    domain = domain_of(subject)
+    wanted = ", ".join(f for f in lacking(case, domain) if f in domain.declines)
+    raise Accepted(
+        f"{subject.name} took a program that needs {wanted}, which it declines; expected "
+        f"Unsupported. Refuse it, or declare it as supported"
+    )
+
+
+@law(
+    "transactions.validates",
+    "Malformed calls raise, and change nothing.",
+    operation="cache",
+    rests_on=lambda c: (
+        None
+        if c.conventions.validates_calls
+        else "rests on Conventions.validates_calls, which is not declared"
+    ),
+    strata={"malformed": s.malformed},
+    weight=0.25,
+)
+def validates(subject: Subject, case: CacheCase) -> None:
+    run = played(subject, case)
+    for what, call in malformed_calls(run).items():
+        try:
+            call()
+        except (Raised, Unsupported):
+            run.judge("needle", "mean")
+            continue
+        raise Accepted(
+            f"{subject.name} took a malformed call: {what}; expected an exception, since it "
+            f"declares Conventions.validates_calls"
+        )
+
+
+def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:
+    """What is wrong with a call, and the call."""
+    case, L = run.case, run.state.lengths
+    R, most = case.R, room(run.subject, case)[0]
+
+    def append(counts: list[int], rows: int | None = None, heads: int = case.Hkv) -> Any:
+        N = sum(counts) if rows is None else rows
+        k, v = (torch.ones(N, heads, n) for n in (case.D, case.value_size))
+        offsets = [sum(counts[:r]) for r in range(len(counts) + 1)]
+        return run.method("append", run.placed(k), run.placed(v), run.integers(offsets))
+
+    one = [1] * R
+    ways: dict[str, Callable[[], Any]] = {
+        "offsets end past the last row": lambda: append(one, rows=R - 1),
+        "offsets count down": lambda: append([2, -1] if R > 1 else [-1], rows=3),
+        "there is a KV head too many": lambda: append(one, heads=case.Hkv + 1),
+        "a request gets more than it has room for": lambda: append([most + 1] * R),
+        "offsets of a request too many": lambda: append([*one, 1]),
+    }
+    if run.subject.has("cache.truncate"):
+        longer, below = run.integers([n + 1 for n in L]), run.integers([-1] * R)
+        ways["truncate to more than is held"] = lambda: run.method("truncate", longer)
+        ways["truncate to -1"] = lambda: run.method("truncate", below)
+    if run.subject.has("cache.compact"):
+        ways["compact keeps one that is not there"] = lambda: run.method("compact", 0, 0, [L[0]])
+        ways["compact keeps one twice"] = lambda: run.method("compact", 0, 0, [0, 0])
+        ways["compact from past the end"] = lambda: run.method("compact", 0, L[0] + 1, [])
+    if run.subject.has("cache.fork", "cache.requests"):
+        ways["a request is forked to itself"] = lambda: run.method("fork", 0, 0, 1)
+        ways["a child past the last request"] = lambda: run.method("fork", 0, R, 1)
+        if R > 1:
+            ways["a fork of more than is held"] = lambda: run.method("fork", 0, 1, L[0] + 1)
+    if run.subject.has("cache.free"):
+        ways["a request that is not there is freed"] = lambda: run.method("free", R)
+    return ways
