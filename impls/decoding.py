@@ -13,7 +13,7 @@ The models are the adapter's own: *model* and *vocabulary* name one, and `target
 by one full forward without any cache. That law is the truth that emitted texts are held against.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args, get_type_hints, runtime_checkable
 
@@ -26,6 +26,7 @@ __all__ = [
     "Decodes",
     "Decoding",
     "Drafts",
+    "Rounds",
     "Step",
     "Uniforms",
 ]
@@ -43,6 +44,7 @@ DECODING: Mapping[str, str] = {
     "decode.budget": "budgets of each request's own, 0 included",
     "decode.minimum": "a number of tokens before which a stop token has no probability",
     "decode.trace": "the rounds: drafts, accepted, emitted, lengths of the caches",
+    "decode.rounds": "round by round: start(call) -> run, whose rounds take numbers of drafts",
     "decode.logprobs": "log-probabilities of the emitted tokens under the target's law",
 }
 """What a decode loop may support or decline, with what each name means."""
@@ -125,9 +127,20 @@ class DecodeResult:
     logprobs: tuple[tuple[float, ...], ...] | None = None
 
 
+class Rounds(Protocol):
+    """A run that is taken round by round, the prompts seen."""
+
+    def round(self, drafts: Sequence[int]) -> Sequence[Step | None]:
+        """Every request r that has not ended gets drafts[r] drafts, 0 to K, whatever the schedule
+        of the call; its round, or None of one that has ended."""
+
+
 @runtime_checkable
 class Decodes(Protocol):
-    """An adapter that offers a decode loop; its `capabilities.decoding` is a `Decoding`."""
+    """An adapter that offers a decode loop; its `capabilities.decoding` is a `Decoding`.
+
+    Where "decode.rounds" is supported there is also `start(call) -> Rounds`.
+    """
 
     name: str
 

@@ -134,16 +134,28 @@ class Loop:
         self.both = [self.target, *([] if self.draft is None else [self.draft])]
 
     def run(self) -> None:
-        """Prefill, then rounds until every request has ended."""
+        """Rounds until every request has ended."""
+        while bool(self.live.any()):
+            self.next()
+
+    def round(self, drafts: Sequence[int]) -> list[Step | None]:
+        """One round with so many drafts of each request."""
+        known = [len(rounds) for rounds in self.trace]
+        if bool(self.live.any()):
+            self.next(self.n.new_tensor(drafts))
+        pairs = zip(self.trace, known, strict=True)
+        return [rounds[-1] if len(rounds) > n else None for rounds, n in pairs]
+
+    def prefill(self) -> None:
+        """Both models see the prompts but for their last tokens."""
         for one in self.both:
             one.see(self.text, self.n - 1)
-        while bool(self.live.any()):
-            self.round()
-            self.t += 1
 
-    def round(self) -> None:
-        """Draft, verify, commit, roll back."""
+    def next(self, asked: Tensor | None = None) -> None:
+        """Draft, verify, commit, roll back; *asked* [R] drafts, or what the schedule says."""
         k = torch.where(self.live, self.call.schedule[self.t % len(self.call.schedule)], 0)
+        if asked is not None:
+            k = torch.where(self.live, asked, 0)
         if self.draft is None:
             k, q = self.look_up(k), None
         else:
@@ -155,6 +167,7 @@ class Loop:
             one.keep(self.n - 1)
         self.note(k, drafts, p, tokens, accepted)
         self.live = self.live.masked_scatter(self.live, ~ends)
+        self.t += 1
 
     def look_up(self, k: Tensor) -> Tensor:
         """Drafts into the text, behind its end; how many they are [R]."""
@@ -287,6 +300,17 @@ class SpeculativeDecoder:
 
     def decode(self, call: DecodeCall) -> DecodeResult:
         """The texts after the prompts; malformed calls raise ValueError."""
+        loop = self.start(call)
+        loop.run()
+        ends = zip(loop.text.tolist(), loop.first.tolist(), loop.n.tolist(), strict=True)
+        return DecodeResult(
+            tokens=tuple(tuple(row[first:n]) for row, first, n in ends),
+            trace=tuple(map(tuple, loop.trace)),
+            logprobs=tuple(map(tuple, loop.logprobs)),
+        )
+
+    def start(self, call: DecodeCall) -> Loop:
+        """The run before its first round; malformed calls raise ValueError."""
         check_decode(call)
         refuse_decode(self.name, self.capabilities, call)
         decoding = self.capabilities.decoding
@@ -306,13 +330,8 @@ class SpeculativeDecoder:
             text=text.to(call.device),
             n=torch.tensor(lengths, device=call.device),
         )
-        loop.run()
-        ends = zip(loop.text.tolist(), lengths, loop.n.tolist(), strict=True)
-        return DecodeResult(
-            tokens=tuple(tuple(row[first:n]) for row, first, n in ends),
-            trace=tuple(map(tuple, loop.trace)),
-            logprobs=tuple(map(tuple, loop.logprobs)),
-        )
+        loop.prefill()
+        return loop
 
     def _cached(self, m: Model, text: Tensor) -> Cached:
         R, room = text.shape

@@ -178,7 +178,7 @@ def test_declined_features_are_refused() -> None:
     """Every feature of a call is one that the capabilities list."""
     wide = call(prompts=((0, 1), (2,)), stop=((), (1,)), budget=(0, 3), minimum=(0, 1),
                 greedy=(False, True), seeds=(3, 4), schedule=(1, 0))  # fmt: skip
-    told = {"decode.trace", "decode.logprobs", "decode.lookup"}
+    told = {"decode.trace", "decode.logprobs", "decode.lookup", "decode.rounds"}
     assert decoding_used(wide) == set(DECODING) - told
     less = replace(seeded.capabilities, supports=frozenset({"decode"}))
     with pytest.raises(Unsupported, match=r"decode\.model"):

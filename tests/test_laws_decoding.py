@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
+from hypothesis.stateful import run_state_machine_as_test
 from hypothesis.strategies import SearchStrategy
 
 from kernelassay.impls import speculative_decoder, speculative_decoder_paged
@@ -19,11 +20,12 @@ from kernelassay.properties.decoding import strata as s
 from kernelassay.properties.decoding.answers import call_of, decode
 from kernelassay.properties.decoding.case import DecodeCase
 from kernelassay.properties.decoding.labels import EVENTS
+from kernelassay.properties.decoding.machine import decode_machine
 from kernelassay.properties.decoding.noise import uniforms_of
 from kernelassay.properties.decoding.shown import run_lines, texts
 from kernelassay.properties.domain import domain_of, lacking
 from kernelassay.properties.engine import Options, check
-from kernelassay.properties.failures import Failure, WrongShape, WrongValue
+from kernelassay.properties.failures import Failure, WrongShape, WrongState, WrongValue
 from kernelassay.properties.labels import labels
 from kernelassay.properties.property import select
 from kernelassay.properties.subject import Subject
@@ -249,3 +251,22 @@ def test_a_raising_kernel_is_a_failure() -> None:
     kernel.decode = broken  # type: ignore[method-assign]
     with pytest.raises(Failure, match="IndexError"):
         LAWS["transactions.budget"].body(subject(kernel), CASE)
+
+
+def test_the_machine_passes_a_right_loop_and_finds_a_wrong_one() -> None:
+    """Rounds with drafts of any number; a hole in the draft cache is seen."""
+    few = settings(
+        decode_machine(speculative_decoder.adapter).TestCase.settings,
+        max_examples=10, derandomize=True, database=None, phases=[Phase.generate],
+    )  # fmt: skip
+    run_state_machine_as_test(decode_machine(speculative_decoder.adapter), settings=few)
+    wrong = build(
+        next(m for m in MUTANTS if m.name == "decode_leaves_a_hole_after_full_acceptance")
+    )
+    with pytest.raises(WrongState, match=r"draft cache holds \d+ tokens, expected \d+"):
+        run_state_machine_as_test(decode_machine(wrong), settings=few)
+    less = replace(
+        speculative_decoder.adapter.capabilities, supports=frozenset({"decode", "decode.trace"})
+    )
+    with pytest.raises(ValueError, match=r"got capabilities without decode\.rounds"):
+        decode_machine(replace(speculative_decoder.adapter, capabilities=less))

@@ -284,7 +284,7 @@ def trace(subject: Subject, case: DecodeCase) -> None:
             drafts: Prefix | None = None
             if lookup is not None:
                 drafts = lookup(text, k) if drafts_known(subject, case) else step.drafts[:k]
-            if why := _wrong_round(step, k, drafts, task.ended(text)):
+            if why := wrong_round(step, k, drafts, task.ended(text)):
                 right = turns_of(came[:t])
                 raise WrongState(
                     f"request {r}, round {t}: {why}", lines=run_lines(case, r, came, right, t)
@@ -299,7 +299,7 @@ def trace(subject: Subject, case: DecodeCase) -> None:
         _caches_hold(case, r, came, models.decoding.caches)
 
 
-def _wrong_round(step: Step, k: int, drafts: Prefix | None, ended: bool) -> str:
+def wrong_round(step: Step, k: int, drafts: Prefix | None, ended: bool) -> str:
     """What is wrong with the account of a round for which k drafts are due, or ""."""
     a, emitted = step.accepted, step.emitted
     if ended:
