@@ -4,7 +4,6 @@ What a cache says of itself is never believed: what it holds is what attention r
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -13,32 +12,26 @@ import torch
 from torch import Tensor
 
 from kernelassay.impls.contract import CacheSpec, Caching, PageUse, Unsupported
-from kernelassay.impls.interpreter import launching
 from kernelassay.oracle.formats import format_of, name_of
 from kernelassay.oracle.transactions import State, stepped
-from kernelassay.properties.answers import innermost, sticky
 from kernelassay.properties.caching import ledger
 from kernelassay.properties.caching.case import CacheCase, Step
-from kernelassay.properties.caching.picture import pictured
+from kernelassay.properties.caching.picture import pictured, program
 from kernelassay.properties.caching.reads import Read, expected, off, reads
 from kernelassay.properties.failures import (
-    DeviceLost,
-    Failure,
-    InputMutated,
-    Raised,
     Refused,
     WrongDtype,
     WrongShape,
     WrongState,
 )
-from kernelassay.properties.memory import same_bits
+from kernelassay.properties.stores import Calls
 from kernelassay.properties.subject import Subject
 
 __all__ = ["Run", "opened", "played"]
 
 
 @dataclass(eq=False)
-class Run:
+class Run(Calls):
     """One open cache with the states that it went through, the last one what it must hold now.
 
     *exact*: values have full precision, and are read bit for bit.
@@ -61,6 +54,10 @@ class Run:
     def dtype(self) -> torch.dtype:
         """Of keys, values and queries."""
         return format_of(self.subject.dtype).dtype
+
+    def told(self) -> list[str]:
+        """The program up to now."""
+        return program(self.steps, self.states, None)
 
     def open(self, most: int, pages: int | None) -> "Run":
         """Open the store; `Unsupported` passes through."""
@@ -102,50 +99,6 @@ class Run:
     def placed(self, x: Tensor) -> Tensor:
         """*x* as the kernel gets it."""
         return x.to(self.dtype).to(self.subject.home)
-
-    def integers(self, values: Sequence[int]) -> Tensor:
-        """Lengths or offsets as the kernel gets them."""
-        return torch.tensor([*values], dtype=torch.int32, device=self.subject.home)
-
-    def unchanged(self, name: str, **tensors: Tensor) -> Any:
-        """What the method returns of tensors that it leaves as they are."""
-        before = {n: x.clone() for n, x in tensors.items()}
-        came = self.method(name, *tensors.values())
-        changed = [n for n, x in tensors.items() if not same_bits(x, before[n])]
-        if changed:
-            raise InputMutated(
-                f"{', '.join(changed)} changed during {name}; expected every input as it was"
-            )
-        return came
-
-    def method(self, name: str, *arguments: Any) -> Any:
-        """What a method of the store returns; one that it does not have is unsupported."""
-        found = getattr(self.store, name, None)
-        if not callable(found):
-            raise Unsupported(f"the store has no {name}")
-        return self.call(lambda: found(*arguments), name)
-
-    def call(self, run: Callable[[], Any], name: str) -> Any:
-        """What *run* returns; an exception is a failure, `Unsupported` passes through."""
-        subject = self.subject
-        subject.launches += 1
-        where = torch.empty(0, device=subject.home)
-        quiet = launching(where) if subject.device == "interpreter" else nullcontext()
-        try:
-            with quiet:
-                came = run() if self.guard is None else self.guard(run)
-            if subject.home == "cuda":
-                torch.cuda.synchronize()
-        except (Unsupported, Failure):
-            raise
-        except Exception as error:
-            if sticky(error):
-                raise DeviceLost(f"{type(error).__name__}: {error}") from error
-            raise Raised(
-                f"{subject.name} raised {type(error).__name__} in {name}: {error}".split("\n")[0],
-                where=innermost(error),
-            ) from error
-        return came
 
     def attend(self, q: Tensor) -> Tensor:
         """The answer [R, Hq, T, Dv] as it came, of the form that the contract says."""

@@ -10,11 +10,7 @@ from kernelassay.impls.contract import Unsupported
 from kernelassay.properties.caching import strata as s
 from kernelassay.properties.caching.case import CacheCase
 from kernelassay.properties.caching.run import Run, played, refused, room
-from kernelassay.properties.domain import domain_of, lacking
-from kernelassay.properties.failures import (
-    Accepted,
-    Raised,
-)
+from kernelassay.properties.laws.refusing import all_refused, took_what_it_declines, validating
 from kernelassay.properties.memory import Watch, check_written
 from kernelassay.properties.property import law
 from kernelassay.properties.subject import Subject
@@ -77,38 +73,20 @@ def declines(subject: Subject, case: CacheCase) -> None:
             run.attend(read.q)
     except Unsupported:
         return
-    domain = domain_of(subject)
-    wanted = ", ".join(f for f in lacking(case, domain) if f in domain.declines)
-    raise Accepted(
-        f"{subject.name} took a program that needs {wanted}, which it declines; expected "
-        f"Unsupported. Refuse it, or declare it as supported"
-    )
+    raise took_what_it_declines(subject, case)
 
 
 @law(
     "transactions.validates",
     "Malformed calls raise, and change nothing.",
     operation="cache",
-    rests_on=lambda c: (
-        None
-        if c.conventions.validates_calls
-        else "rests on Conventions.validates_calls, which is not declared"
-    ),
+    rests_on=validating,
     strata={"malformed": s.malformed},
     weight=0.25,
 )
 def validates(subject: Subject, case: CacheCase) -> None:
     run = played(subject, case)
-    for what, call in malformed_calls(run).items():
-        try:
-            call()
-        except (Raised, Unsupported):
-            run.judge("needle", "mean")
-            continue
-        raise Accepted(
-            f"{subject.name} took a malformed call: {what}; expected an exception, since it "
-            f"declares Conventions.validates_calls"
-        )
+    all_refused(subject, malformed_calls(run), lambda: run.judge("needle", "mean"))
 
 
 def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:

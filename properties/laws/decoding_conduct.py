@@ -26,6 +26,7 @@ from kernelassay.properties.failures import (
     WrongValue,
 )
 from kernelassay.properties.laws.decoding import trace_of
+from kernelassay.properties.laws.refusing import validating
 from kernelassay.properties.property import law
 from kernelassay.properties.subject import Subject
 
@@ -133,11 +134,7 @@ def declines(subject: Subject, case: DecodeCase) -> None:
     "transactions.decode_validates",
     "Malformed calls raise.",
     operation="decode",
-    rests_on=lambda c: (
-        None
-        if c.conventions.validates_calls
-        else "rests on Conventions.validates_calls, which is not declared"
-    ),
+    rests_on=validating,
     strata={"malformed": s.malformed},
     weight=0.1,
 )

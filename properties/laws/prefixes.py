@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelassay.impls.contract import BlockUse, Capabilities, Prefixed, Scope, Unsupported
+from kernelassay.impls.contract import BlockUse, Prefixed, Scope, Unsupported
 from kernelassay.oracle.prefixes import State
-from kernelassay.properties.domain import domain_of, lacking
-from kernelassay.properties.failures import Accepted, Different, Raised, WrongState
+from kernelassay.properties.failures import Different, WrongState
+from kernelassay.properties.laws.refusing import all_refused, took_what_it_declines, validating
 from kernelassay.properties.memory import Watch
 from kernelassay.properties.prefixes import strata as s
 from kernelassay.properties.prefixes.case import PrefixCase
@@ -232,40 +232,20 @@ def declines(subject: Subject, case: PrefixCase) -> None:
             run.take(step)
     except Unsupported:
         return
-    domain = domain_of(subject)
-    wanted = ", ".join(f for f in lacking(case, domain) if f in domain.declines)
-    raise Accepted(
-        f"{subject.name} took a program that needs {wanted}, which it declines; expected "
-        f"Unsupported. Refuse it, or declare it as supported"
-    )
-
-
-def _validating(c: Capabilities) -> str | None:
-    if c.conventions.validates_calls:
-        return None
-    return "rests on Conventions.validates_calls, which is not declared"
+    raise took_what_it_declines(subject, case)
 
 
 @law(
     "transactions.prefix_validates",
     "Malformed calls raise, and change nothing.",
     operation="prefix",
-    rests_on=_validating,
+    rests_on=validating,
     strata={"malformed": s.malformed},
     weight=0.5,
 )
 def validates(subject: Subject, case: PrefixCase) -> None:
     run = played(subject, case)
-    for what, call in malformed_calls(run).items():
-        try:
-            call()
-        except (Raised, Unsupported):
-            run.judge()
-        else:
-            raise Accepted(
-                f"{subject.name} took a malformed call: {what}; expected an exception, since it "
-                f"declares Conventions.validates_calls"
-            )
+    all_refused(subject, malformed_calls(run), run.judge)
 
 
 def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:

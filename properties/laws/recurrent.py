@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from kernelassay.impls.contract import Capabilities, Unsupported
-from kernelassay.properties.domain import domain_of, lacking
-from kernelassay.properties.failures import Accepted, Raised
+from kernelassay.impls.contract import Unsupported
+from kernelassay.properties.laws.refusing import all_refused, took_what_it_declines, validating
 from kernelassay.properties.memory import Watch
 from kernelassay.properties.property import law
 from kernelassay.properties.recurrent import strata as s
@@ -118,40 +117,20 @@ def declines(subject: Subject, case: RecurrentCase) -> None:
             run.take(step)
     except Unsupported:
         return
-    domain = domain_of(subject)
-    wanted = ", ".join(f for f in lacking(case, domain) if f in domain.declines)
-    raise Accepted(
-        f"{subject.name} took a program that needs {wanted}, which it declines; expected "
-        f"Unsupported. Refuse it, or declare it as supported"
-    )
-
-
-def _validating(c: Capabilities) -> str | None:
-    if c.conventions.validates_calls:
-        return None
-    return "rests on Conventions.validates_calls, which is not declared"
+    raise took_what_it_declines(subject, case)
 
 
 @law(
     "transactions.state_validates",
     "Malformed calls raise, and change nothing.",
     operation="recurrence",
-    rests_on=_validating,
+    rests_on=validating,
     strata={"malformed": s.malformed},
     weight=0.5,
 )
 def validates(subject: Subject, case: RecurrentCase) -> None:
     run = played(subject, case)
-    for what, call in malformed_calls(run).items():
-        try:
-            call()
-        except (Raised, Unsupported):
-            run.judge()
-        else:
-            raise Accepted(
-                f"{subject.name} took a malformed call: {what}; expected an exception, since it "
-                f"declares Conventions.validates_calls"
-            )
+    all_refused(subject, malformed_calls(run), run.judge)
 
 
 def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:

@@ -17,6 +17,7 @@ from kernelassay.properties.failures import (
     Raised,
     WrongToken,
 )
+from kernelassay.properties.laws.refusing import validating
 from kernelassay.properties.laws.verifying import as_columns, described, said
 from kernelassay.properties.memory import check_written
 from kernelassay.properties.property import law
@@ -231,11 +232,7 @@ def declines(subject: Subject, case: VerifyCase) -> None:
     "speculative.validates",
     "Malformed calls raise.",
     operation="verify",
-    rests_on=lambda c: (
-        None
-        if c.conventions.validates_calls
-        else "rests on Conventions.validates_calls, which is not declared"
-    ),
+    rests_on=validating,
     strata={"malformed": s.malformed},
     weight=0.5,
 )

@@ -5,7 +5,6 @@ What a cache says of a hit is believed as far as the model allows it; what lies 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,15 +12,10 @@ import torch
 from torch import Tensor
 
 from kernelassay.impls.contract import BlockUse, Prefixed, PrefixSpec, Scope, Unsupported
-from kernelassay.impls.interpreter import launching
 from kernelassay.oracle.formats import format_of, name_of
 from kernelassay.oracle.prefixes import State, Tokens, longest, start, stepped
-from kernelassay.properties.answers import innermost, sticky
 from kernelassay.properties.failures import (
-    DeviceLost,
-    Failure,
     InputMutated,
-    Raised,
     Refused,
     WrongDtype,
     WrongShape,
@@ -32,13 +26,14 @@ from kernelassay.properties.prefixes import ledger
 from kernelassay.properties.prefixes.case import PrefixCase, Step
 from kernelassay.properties.prefixes.hashes import HASHES
 from kernelassay.properties.prefixes.picture import program, rows_beside
+from kernelassay.properties.stores import Calls
 from kernelassay.properties.subject import Subject
 
 __all__ = ["Run", "opened", "played", "refused"]
 
 
 @dataclass(eq=False)
-class Run:
+class Run(Calls):
     """One open prefix cache with the states that it went through.
 
     *hits*: what each running request began with. *single*: entries are appended one by one.
@@ -65,6 +60,10 @@ class Run:
     def convention(self) -> Prefixed:
         """What its author declared."""
         return self.subject.capabilities.prefixing or Prefixed()
+
+    def told(self) -> list[str]:
+        """The program up to now."""
+        return self.program()
 
     def open(self, blocks: int, most: int) -> "Run":
         """Open the store; `Unsupported` passes through."""
@@ -148,36 +147,6 @@ class Run:
     def placed(self, x: Tensor) -> Tensor:
         """*x* as the kernel gets it."""
         return x.to(format_of(self.subject.dtype).dtype).to(self.subject.home)
-
-    def method(self, name: str, *arguments: Any) -> Any:
-        """What a method of the store returns; one that it does not have is unsupported."""
-        found = getattr(self.store, name, None)
-        if not callable(found):
-            raise Unsupported(f"the store has no {name}")
-        return self.call(lambda: found(*arguments), name)
-
-    def call(self, run: Callable[[], Any], name: str) -> Any:
-        """What *run* returns; an exception is a failure, `Unsupported` passes through."""
-        subject = self.subject
-        subject.launches += 1
-        where = torch.empty(0, device=subject.home)
-        quiet = launching(where) if subject.device == "interpreter" else nullcontext()
-        try:
-            with quiet:
-                came = run() if self.guard is None else self.guard(run)
-            if subject.home == "cuda":
-                torch.cuda.synchronize()
-        except (Unsupported, Failure):
-            raise
-        except Exception as error:
-            if sticky(error):
-                raise DeviceLost(f"{type(error).__name__}: {error}") from error
-            raise Raised(
-                f"{subject.name} raised {type(error).__name__} in {name}: {error}".split("\n")[0],
-                where=innermost(error),
-                lines=self.program(),
-            ) from error
-        return came
 
     def _judge_hit(self, came: int, tokens: Tokens, scope: tuple[int, int], name: str) -> None:
         """A `WrongState` unless a request may begin with so many tokens."""

@@ -1,7 +1,6 @@
 """A program run on recurrent states: steps on the store and on the model, states read between."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,23 +8,17 @@ import torch
 from torch import Tensor
 
 from kernelassay.impls.contract import StateSpec, Unsupported
-from kernelassay.impls.interpreter import launching
 from kernelassay.oracle.formats import format_of, name_of
 from kernelassay.oracle.recurrences import State, start, stepped
-from kernelassay.properties.answers import innermost, sticky
 from kernelassay.properties.failures import (
-    DeviceLost,
-    Failure,
-    InputMutated,
-    Raised,
     Refused,
     WrongDtype,
     WrongShape,
     WrongState,
 )
-from kernelassay.properties.memory import same_bits
 from kernelassay.properties.recurrent import ledger
 from kernelassay.properties.recurrent.case import RecurrentCase, Step
+from kernelassay.properties.stores import Calls
 from kernelassay.properties.subject import Subject
 
 __all__ = ["Run", "opened", "played", "program", "refused"]
@@ -35,7 +28,7 @@ WIDTH = 96
 
 
 @dataclass(eq=False)
-class Run:
+class Run(Calls):
     """One open store with the states that it went through."""
 
     subject: Subject
@@ -54,6 +47,10 @@ class Run:
     def dtype(self) -> torch.dtype:
         """Of rows and states."""
         return format_of(self.subject.dtype).dtype
+
+    def told(self) -> list[str]:
+        """The program up to now."""
+        return program(self.steps, self.states, None)
 
     def open(self, drafts: int) -> "Run":
         """Open the store, for rollbacks of so many; `Unsupported` passes through."""
@@ -91,49 +88,6 @@ class Run:
     def placed(self, x: Tensor) -> Tensor:
         """*x* as the kernel gets it."""
         return x.to(self.dtype).to(self.subject.home)
-
-    def integers(self, values: Sequence[int]) -> Tensor:
-        """Numbers as the kernel gets them."""
-        return torch.tensor([*values], dtype=torch.int32, device=self.subject.home)
-
-    def unchanged(self, name: str, **tensors: Tensor) -> None:
-        """A call with tensors that it leaves as they are."""
-        before = {n: x.clone() for n, x in tensors.items()}
-        self.method(name, *tensors.values())
-        if changed := [n for n, x in tensors.items() if not same_bits(x, before[n])]:
-            raise InputMutated(
-                f"{', '.join(changed)} changed during {name}; expected every input as it was"
-            )
-
-    def method(self, name: str, *arguments: Any) -> Any:
-        """What a method of the store returns; one that it does not have is unsupported."""
-        found = getattr(self.store, name, None)
-        if not callable(found):
-            raise Unsupported(f"the store has no {name}")
-        return self.call(lambda: found(*arguments), name)
-
-    def call(self, run: Callable[[], Any], name: str) -> Any:
-        """What *run* returns; an exception is a failure, `Unsupported` passes through."""
-        subject = self.subject
-        subject.launches += 1
-        where = torch.empty(0, device=subject.home)
-        quiet = launching(where) if subject.device == "interpreter" else nullcontext()
-        try:
-            with quiet:
-                came = run() if self.guard is None else self.guard(run)
-            if subject.home == "cuda":
-                torch.cuda.synchronize()
-        except (Unsupported, Failure):
-            raise
-        except Exception as error:
-            if sticky(error):
-                raise DeviceLost(f"{type(error).__name__}: {error}") from error
-            raise Raised(
-                f"{subject.name} raised {type(error).__name__} in {name}: {error}".split("\n")[0],
-                where=innermost(error),
-                lines=program(self.steps, self.states, None),
-            ) from error
-        return came
 
     def read(self) -> tuple[Tensor, Tensor]:
         """States [R, H, D] and tails [R, W, H, D] as they came, of the form that is agreed."""
