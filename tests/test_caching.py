@@ -28,6 +28,7 @@ from kernelassay.properties.diagnosis import diagnose
 from kernelassay.properties.domain import domain_of, lacking
 from kernelassay.properties.engine import Options, Outcome, check
 from kernelassay.properties.failures import Failure, WrongState
+from kernelassay.properties.fewer_steps import without_a_step
 from kernelassay.properties.labels import LABELS, labels
 from kernelassay.properties.property import REGISTRY, select
 from kernelassay.properties.subject import Subject
@@ -389,3 +390,14 @@ def test_customary_tests_miss_most_mutants() -> None:
 
     missed = [m.name for m in plain if passes(m)]
     assert 2 * len(missed) > len(plain), missed
+
+
+def test_neighbours_of_a_program_are_without_a_step() -> None:
+    """Which steps the failure needs."""
+    wrong = build(NAMED["cache_copies_only_keys_on_write"])
+    (prop,) = select("transactions.copy_on_write")
+    case = CacheCase(
+        R=2, page=4, steps=(("append", (1, 0)), ("fork", 0, 1, 1), ("append", (1, 1)))
+    )
+    near = without_a_step(prop, Subject(wrong, "fp32", "cpu"), case)
+    assert near == ("  with a step fewer: passes without 2, 3",)

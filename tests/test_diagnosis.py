@@ -700,3 +700,10 @@ def test_no_neighbour_lies_outside_the_capabilities() -> None:
         select("attention.declines")[0], Subject(Narrow("zeros", ""), "bf16", "cpu"), SPOT, ""
     )
     assert refusals.runs == ()
+
+
+def test_a_reading_that_says_every_number_comes_first() -> None:
+    """A dropped tile leaves open what a row that sees nothing gets; a finite fill does not."""
+    case = AttendCase(Tk=37, D=16, lengths=(5,), **LOW)
+    readings = recognise([observed(Planted("masked scores are finite", "-50000, tile 16"), case)])
+    assert readings[0].name == "masked scores are finite"
