@@ -11,6 +11,8 @@ import argparse
 import json
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +56,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--level", default="pr")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     family = [m for m in MUTANTS if m.law.startswith("transactions.")]
+    family = [m for m in family if "cpu" in build(m).capabilities.devices]
     found = []
-    for mutant in family:
-        if "cpu" in build(mutant).capabilities.devices:
-            found.append(shrunk(mutant, args.level, args.seed))
-            print({k: v for k, v in found[-1].items() if k != "case"}, flush=True)
+    with ProcessPoolExecutor(args.workers) as pool:
+        for one in pool.map(shrunk, family, repeat(args.level), repeat(args.seed)):
+            found.append(one)
+            print({k: v for k, v in one.items() if k != "case"}, flush=True)
     killed = [one for one in found if one["status"] == "failed"]
     sizes = sorted(one["size"] for one in killed if one.get("steps"))
     print(

@@ -53,13 +53,15 @@ class Trial:
     kind: str | None = None
     cases: int | None = None
     """cases of that law up to the first that failed."""
+    judged: int = 0
+    """of a control: the cases that it met."""
     seconds: float = 0.0
     reason: str = ""
 
     @property
     def good(self) -> bool:
-        """A mutant is killed, a control is spared."""
-        return self.killed != self.control
+        """A mutant is killed; a control is spared by laws that had a case of it."""
+        return self.judged > 0 and not self.killed if self.control else self.killed
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def run_mutants(
 ) -> list[Trial]:
     """A trial of each variant under each seed, printed as it ends.
 
-    *families*: only mutants whose law is of one, and only their laws. *device*: only variants that
+    *families*: only mutants whose law is of one, controls that have a law there, and only laws of
+    these families. *device*: only variants that
     run there; by default PyTorch's run on the CPU, Triton's on a GPU or else in the interpreter.
     *only*: "mutants" or "controls".
     """
@@ -117,7 +120,7 @@ def run_mutants(
         for v in (*MUTANTS, *CONTROLS)
         if (where := _device(v, device))
         and only in (None, "mutants" if v.law else "controls")
-        and (not families or v.law.split(".")[0] in (*families, ""))
+        and _concerned(v, families)
         for seed in seeds
     ]
     trials = []
@@ -127,6 +130,14 @@ def run_mutants(
             print(_line(trial), flush=True)
     print(_summary(trials))
     return trials
+
+
+def _concerned(variant: Variant, families: tuple[str, ...]) -> bool:
+    """Whether a law of these families has something to say of *variant*; no families are all."""
+    if not families or variant.law:
+        return not families or variant.law.split(".")[0] in families
+    operations = build(variant).capabilities.operations
+    return any(law.operation in operations for law in select(*families))
 
 
 def _device(variant: Variant, wanted: str | None) -> str | None:
@@ -201,12 +212,14 @@ def try_control(
     """The control meets every law with every dtype; the first that fails is a false alarm."""
     kernel = build(variant)
     began = time.perf_counter()
+    judged = 0
     for dtype in dtypes:
         for law in laws:
             record = _check(law, kernel, dtype, device, level, seed)
+            judged += record.cases
             if record.status in (*WRONG, "suite_error"):
-                return _trial(variant, record, time.perf_counter() - began)
-    return _trial(variant, record, time.perf_counter() - began)
+                return _trial(variant, record, time.perf_counter() - began, judged)
+    return _trial(variant, record, time.perf_counter() - began, judged)
 
 
 def _check(law: Property, kernel: Any, dtype: str, device: str, level: str, seed: int) -> Record:
@@ -221,7 +234,7 @@ def _check(law: Property, kernel: Any, dtype: str, device: str, level: str, seed
         )
 
 
-def _trial(variant: Variant, record: Record, seconds: float) -> Trial:
+def _trial(variant: Variant, record: Record, seconds: float, judged: int = 0) -> Trial:
     failed = record.status in WRONG or (not variant.law and record.status == "suite_error")
     return Trial(
         variant=variant.name,
@@ -235,6 +248,7 @@ def _trial(variant: Variant, record: Record, seconds: float) -> Trial:
         named=failed and record.law == variant.law,
         kind=record.kind if failed else None,
         cases=record.to_first if failed else None,
+        judged=judged,
         seconds=round(seconds, 3),
         reason=record.reason if failed or record.status == "suite_error" else "",
     )
@@ -242,16 +256,18 @@ def _trial(variant: Variant, record: Record, seconds: float) -> Trial:
 
 def _line(trial: Trial) -> str:
     if trial.control:
-        fate = "spared" if trial.good else "FALSE ALARM"
+        fate = "spared" if trial.good else "FALSE ALARM" if trial.killed else "NOT JUDGED"
     else:
         fate = "killed" if trial.good else "SURVIVED"
     by = f"{trial.law} ({trial.dtype})" if trial.killed else ""
     if trial.killed and not trial.control and not trial.named:
         by += ", not its own law"
     cases = "" if trial.cases is None else f"case {trial.cases}"
+    if trial.control and trial.good:
+        cases = f"{trial.judged:,} cases"
     return (
         f"{fate:11} {trial.variant:36} seed {trial.seed}  {trial.seconds:6.1f} s"
-        f"  {trial.kind or '':16} {cases:9} {by:40} {trial.report}"
+        f"  {trial.kind or '':16} {cases:12} {by:40} {trial.report}"
     ).rstrip()
 
 

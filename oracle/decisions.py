@@ -13,6 +13,7 @@ either neighbour is right.
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from typing import Generic, Literal, TypeVar
 
@@ -81,6 +82,8 @@ class Noise:
     bonus: int | None = None
 
 
+# One round asks the same few laws of each of its probes: what follows from them is kept.
+@lru_cache(4096)
 def accept_pieces(p: Law, q: Law, draft: int) -> tuple[Piece[bool], ...]:
     """True below min(1, p(x) / q(x)), False above. ValueError where q(x) = 0: never drafted."""
     if q[draft] == 0:
@@ -90,6 +93,7 @@ def accept_pieces(p: Law, q: Law, draft: int) -> tuple[Piece[bool], ...]:
     return tuple(piece for piece in pieces if piece.mass)
 
 
+@lru_cache(4096)
 def draw_pieces(law: Law) -> tuple[Piece[int], ...]:
     """Token y between the cumulated sums before and after it."""
     pieces, low = [], Fraction(0)

@@ -16,6 +16,7 @@ algorithm 1 and appendix A.1; Chen et al. 2023, algorithm 2 and theorem 1.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import Literal, TypeVar
@@ -37,17 +38,28 @@ class Round:
     tokens: Prefix
 
 
+class Row(tuple[Fraction, ...]):
+    """A law that is looked up often: its hash, a modular inverse for each entry, is taken once."""
+
+    def __hash__(self) -> int:
+        found: int | None = self.__dict__.get("hash")
+        if found is None:
+            found = self.__dict__["hash"] = super().__hash__()
+        return found
+
+
 def normalised(masses: Sequence[Fraction | int]) -> Law:
     """The law proportional to *masses*, none negative. A total of 0 is a ValueError."""
     total = Fraction(sum(masses))
     if total <= 0 or min(masses) < 0:
         raise ValueError(f"normalised: got masses {[*masses]}, expected none negative, not all 0")
-    return tuple(w / total for w in masses)
+    return Row(w / total for w in masses)
 
 
+@lru_cache(4096)
 def one_hot(token: int, size: int) -> Law:
     """The law of a token that is certain: a greedy or n-gram draft, a greedy target."""
-    return tuple(Fraction(x == token) for x in range(size))
+    return Row(Fraction(x == token) for x in range(size))
 
 
 def overlap(p: Law, q: Law) -> Fraction:
@@ -66,6 +78,7 @@ def acceptance(p: Law, q: Law) -> Law:
     return tuple(min(Fraction(1), a / b) if b else Fraction(0) for a, b in pairs)
 
 
+@lru_cache(4096)
 def residual(p: Law, q: Law) -> Law | None:
     """[p - q]+ / Z: the law of the token after a rejection. None where Z = 0: none is rejected."""
     excess = [max(a - b, Fraction(0)) for a, b in zip(p, q, strict=True)]

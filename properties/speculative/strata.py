@@ -157,13 +157,21 @@ def _without(masses: Row, x: int) -> Row:
 
 @stratum("draft_law")
 def equal_laws(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
-    """p = q at every draft: nothing is rejected."""
+    """p = q at every draft: nothing is rejected, but by rounding.
+
+    One row has a token of probability 1/16: in logarithms, where log(1/16) + log u rounds to
+    log(1/16) for the largest u below 1, it is rejected.
+    """
     case = laws(draw, domain, counts_of(draw, domain), draw(widths(domain)))
     assert case.q is not None
-    q = case.q
+    rare, step = draw(st.integers(0, case.width - 1)), draw(st.integers(1, case.width - 1))
+    often = (rare + step) % case.width
+    masses = {rare: 1, often: 15}
+    at, _ = draw(st.sampled_from(_pairs(case)))
+    p, q = _put(case.p, at, tuple(masses.get(y, 0) for y in range(case.width))), case.q
     for i, n in _pairs(case):
-        q = _put(q, n, case.p[i])
-    return replace(case, q=q, chained=False)
+        q = _put(q, n, p[i])
+    return replace(case, p=p, q=q, chained=False)
 
 
 @stratum("draft_law")
