@@ -25,11 +25,11 @@ def test_what_is_good() -> None:
 
 
 def test_a_control_counts_the_cases_that_it_met() -> None:
-    """Twenty at smoke of a law about it, none of a law about something else."""
+    """Some of a law about it, none of a law about something else."""
     (control,) = [c for c in CONTROLS if c.name == "law_in_base_2"]
     for law, judged in (("logits.shift", True), ("attention.value", False)):
         trial = try_control(control, "cpu", select(law), ["fp32"], level="smoke", seed=0)
-        assert (trial.judged >= 20) == judged
+        assert (trial.judged > 0) == judged
         assert trial.good == judged
 
 
