@@ -15,6 +15,7 @@ strides. Query head h reads KV head h // (Hq / Hkv). M = BLOCK_M rows of q are o
 BLOCK_N keys one step.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -51,11 +52,12 @@ LARGE_D: Mapping[str, Any] = {
 }  # fmt: skip
 FAR = tl.constexpr(2**62)  # no bound: positions lie within it on both sides
 
-POINTERS = ("Q", "K", "V", "OUT", "LSE", "LENGTHS")
-OPTIONAL = ("MASK", "BIAS", "ALIBI", "SINKS", "Q_AT", "K_AT")
+POINTERS = ("Q", "K", "V", "OUT", "LSE", "LENGTHS", "ALIBI", "SINKS")
+OPTIONAL = ("MASK", "BIAS", "Q_AT", "K_AT")
 SIZES = ("Tq", "D", "Dv", "Hq", "group", "bottom", "left", "right", "sinks")
+INPUTS = tuple(f"{x}_{axis}" for x in "qkv" for axis in "bhtd")
 STRIDES = (
-    *(f"{x}_{axis}" for x in ("q", "k", "v", "o", "mask", "bias") for axis in "bhtd"),
+    *(f"{x}_{axis}" for x in ("o", "mask", "bias") for axis in "bhtd"),
     *("len_b", "alibi_h", "sink_h", "qat_b", "qat_t", "kat_b", "kat_t"),
 )
 
@@ -68,20 +70,23 @@ def soft_capped(x, cap):  # type: ignore[no-untyped-def]  # Triton has no types 
     return cap - 2.0 * cap / (tl.exp(x * (2.0 / cap)) + 1.0)
 
 
-# Nothing is specialised on the values of sizes, strides and addresses, nor on corner, window or
-# lengths: neither a view of odd strides nor another kind of call costs a compilation. What is
-# loaded for each score or row does: those who have no mask should not pay for one.
+# Nothing is specialised on the values of sizes, strides and addresses, nor on corner, window,
+# lengths, cap, slopes or sinks: neither a view of odd strides nor another kind of call costs a
+# compilation. What is loaded for each score does, as do positions: those who have no mask should
+# not pay for one.
 @triton.jit(
-    do_not_specialize=(*SIZES, *STRIDES), do_not_specialize_on_alignment=(*POINTERS, *OPTIONAL)
+    do_not_specialize=(*SIZES, *INPUTS, *STRIDES),
+    do_not_specialize_on_alignment=(*POINTERS, *OPTIONAL),
 )
 def attention_kernel(  # type: ignore[no-untyped-def]
     Q, K, V, OUT, LSE, LENGTHS, MASK, BIAS, ALIBI, SINKS, Q_AT, K_AT, scale, cap,
     Tq, D, Dv, Hq, group, bottom, left: tl.int64, right: tl.int64, sinks,
-    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, o_b, o_h, o_t, o_d,
-    mask_b, mask_h, mask_t, mask_d, bias_b, bias_h, bias_t, bias_d,
+    q_b: tl.int64, q_h: tl.int64, q_t: tl.int64, q_d: tl.int64,  # 64 bits: inputs may be large
+    k_b: tl.int64, k_h: tl.int64, k_t: tl.int64, k_d: tl.int64,
+    v_b: tl.int64, v_h: tl.int64, v_t: tl.int64, v_d: tl.int64,
+    o_b, o_h, o_t, o_d, mask_b, mask_h, mask_t, mask_d, bias_b, bias_h, bias_t, bias_d,
     len_b, alibi_h, sink_h, qat_b, qat_t, kat_b, kat_t,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row_tiles = (Tq + BLOCK_M - 1) // BLOCK_M
     rows = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)  # [M]
@@ -91,7 +96,6 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     g = h // group
     rows64 = rows.to(tl.int64)
     d = tl.arange(0, BLOCK_D).to(tl.int64)
-    dv = tl.arange(0, BLOCK_DV).to(tl.int64)
 
     # Row i sees positions low[i] to high[i]; no row of this tile sees a key outside first..end-1.
     length = tl.load(LENGTHS + b * len_b).to(tl.int32)
@@ -112,10 +116,10 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     q_at = Q + b * q_b + h * q_h + rows64[:, None] * q_t + d[None, :] * q_d
     q = tl.load(q_at, mask=(rows[:, None] < Tq) & (d[None, :] < D), other=0.0)  # [M, D]
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)  # running maximum
-    if SINKS is not None:  # a key without a value
-        m = tl.maximum(m, tl.load(SINKS + h * sink_h))
+    m = tl.maximum(m, tl.load(SINKS + h * sink_h))  # a key without a value
     l = tl.where(m == float("-inf"), 0.0, 1.0)  # denominators  # noqa: E741
-    u = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)  # numerators
+    u = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)  # numerators
+    slope = tl.load(ALIBI + h * alibi_h)
 
     for start in range(first, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)  # [N]
@@ -140,11 +144,11 @@ def attention_kernel(  # type: ignore[no-untyped-def]
         k_at = K + b * k_b + g * k_h + keys64[None, :] * k_t + d[:, None] * k_d
         k = tl.load(k_at, mask=seen[None, :] & (d[:, None] < D), other=0.0)  # [D, N]
         z = tl.dot(q, k, input_precision="ieee") * scale
-        if cap is not None:
+        if cap != 0.0:  # 0 is none, as of slopes
             z = soft_capped(z, cap)
-        if ALIBI is not None:
+        if slope != 0.0:
             distance = tl.abs(at_q[:, None] - at_k[None, :]).to(tl.float32)
-            z = z - tl.load(ALIBI + h * alibi_h) * distance
+            z = z - slope * distance
         if BIAS is not None:
             z = z + bias
         z = tl.where(visible, z, float("-inf"))  # [M, N]
@@ -154,17 +158,17 @@ def attention_kernel(  # type: ignore[no-untyped-def]
         rescale = tl.exp(m - m_safe)
         p = tl.exp(z - m_safe[:, None])
         l = l * rescale + tl.sum(p, 1)  # noqa: E741
-        v_at = V + b * v_b + g * v_h + keys64[:, None] * v_t + dv[None, :] * v_d
-        v = tl.load(v_at, mask=seen[:, None] & (dv[None, :] < Dv), other=0.0)  # [N, Dv]
+        v_at = V + b * v_b + g * v_h + keys64[:, None] * v_t + d[None, :] * v_d
+        v = tl.load(v_at, mask=seen[:, None] & (d[None, :] < Dv), other=0.0)  # [N, Dv]
         u = u * rescale[:, None]
         u = tl.dot(p.to(v.dtype), v, u, input_precision="ieee")
         m = m_new
 
     empty = l == 0.0
     l_safe = tl.where(empty, 1.0, l)
-    out_at = OUT + b * o_b + h * o_h + rows64[:, None] * o_t + dv[None, :] * o_d
+    out_at = OUT + b * o_b + h * o_h + rows64[:, None] * o_t + d[None, :] * o_d
     out = (u / l_safe[:, None]).to(OUT.dtype.element_ty)
-    tl.store(out_at, out, mask=(rows[:, None] < Tq) & (dv[None, :] < Dv))
+    tl.store(out_at, out, mask=(rows[:, None] < Tq) & (d[None, :] < Dv))
     lse = tl.where(empty, float("-inf"), m + tl.log(l_safe))
     tl.store(LSE + (b * Hq + h) * Tq + rows64, lse, mask=rows < Tq)
 
@@ -182,6 +186,7 @@ def attention(call: AttendCall) -> tuple[Tensor, Tensor]:
         return out, lse
     shape = (B, Hq, Tq, Tk)
     mask, bias = (None if x is None else x.expand(shape) for x in (see.mask, scoring.bias))
+    alibi, sink_logits = by_head(q, scoring.alibi, 0.0), by_head(q, scoring.sink_logits, -math.inf)
     lengths = q.new_full((B,), Tk, dtype=torch.int64) if see.lengths is None else see.lengths
     q_at = k_at = None
     if see.causal == "positions":
@@ -191,15 +196,14 @@ def attention(call: AttendCall) -> tuple[Tensor, Tensor]:
         right = 0
     with launching(q):
         attention_kernel[(programs,)](
-            q, k, v, out, lse, lengths, mask, bias, scoring.alibi, scoring.sink_logits, q_at, k_at,
-            float(call.softmax_scale), None if scoring.softcap is None else float(scoring.softcap),
+            q, k, v, out, lse, lengths, mask, bias, alibi, sink_logits, q_at, k_at,
+            float(call.softmax_scale), float(scoring.softcap or 0.0),
             Tq, D, Dv, Hq, Hq // Hkv, int(see.causal != "top_left"), left, right,
             min(see.sinks, Tk),
             *q.stride(), *k.stride(), *v.stride(), *out.stride(),
             *strides(mask, 4), *strides(bias, 4), *strides(lengths, 1),
-            *strides(scoring.alibi, 1), *strides(scoring.sink_logits, 1),
-            *strides(q_at, 2), *strides(k_at, 2),
-            BLOCK_N=BLOCK_N, BLOCK_D=padded(D), BLOCK_DV=padded(Dv), **tuned,
+            *alibi.stride(), *sink_logits.stride(), *strides(q_at, 2), *strides(k_at, 2),
+            BLOCK_N=BLOCK_N, BLOCK_D=padded(max(D, Dv)), **tuned,
         )  # fmt: skip
     return out, lse
 
@@ -207,6 +211,11 @@ def attention(call: AttendCall) -> tuple[Tensor, Tensor]:
 def strides(x: Tensor | None, axes: int) -> tuple[int, ...]:
     """The strides of *x*, 0 where it is broadcast or absent."""
     return (0,) * axes if x is None else x.stride()
+
+
+def by_head(q: Tensor, x: Tensor | None, absent: float) -> Tensor:
+    """*x* [Hq], a number for each head of q, or *absent* for all, which then changes no score."""
+    return q.new_full((1,), absent, dtype=torch.float32).expand(q.shape[1]) if x is None else x
 
 
 def padded(D: int) -> int:
@@ -272,25 +281,24 @@ adapter = TritonAttention()
 
 def compile_specs() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """(kernel, signature, constexprs, options) of what is compiled without a device."""
-    everything, positions = (*OPTIONAL, "cap"), ("Q_AT", "K_AT")
     kinds: tuple[tuple[str, int, tuple[str, ...]], ...] = (
         ("fp32", 128, ()),
-        ("fp32", 256, everything),
-        ("fp16", 256, everything),
+        ("fp32", 256, OPTIONAL),
+        ("fp16", 256, OPTIONAL),
         ("fp16", 64, ()),
-        ("fp16", 64, positions),
+        ("fp16", 64, ("Q_AT", "K_AT")),
         ("bf16", 64, ()),
-        ("bf16", 64, everything),
+        ("bf16", 64, OPTIONAL),
     )
     for dtype, D, present in kinds:
         signature = dict.fromkeys(("Q", "K", "V", "OUT", "BIAS"), f"*{dtype}")
         signature |= dict.fromkeys(("LSE", "ALIBI", "SINKS"), "*fp32") | {"MASK": "*i1"}
         signature |= dict.fromkeys(("LENGTHS", "Q_AT", "K_AT"), "*i64")
         signature |= dict.fromkeys(("scale", "cap"), "fp32")
-        signature |= dict.fromkeys((*SIZES, *STRIDES), "i32") | {"left": "i64", "right": "i64"}
+        signature |= dict.fromkeys((*SIZES, *STRIDES), "i32")
+        signature |= dict.fromkeys((*INPUTS, "left", "right"), "i64")
         options = dict(tuning(D))
-        constexprs = {"BLOCK_M": options.pop("BLOCK_M"), "BLOCK_N": BLOCK_N}
-        constexprs |= {"BLOCK_D": D, "BLOCK_DV": D}
-        constexprs |= dict.fromkeys({*OPTIONAL, "cap"} - {*present})
+        constexprs = {"BLOCK_M": options.pop("BLOCK_M"), "BLOCK_N": BLOCK_N, "BLOCK_D": D}
+        constexprs |= dict.fromkeys({*OPTIONAL} - {*present})
         signature |= dict.fromkeys(constexprs, "constexpr")
         yield attention_kernel, signature, constexprs, options

@@ -41,13 +41,14 @@ from kernelassay.impls.interpreter import interpreting, launching, mend
 from kernelassay.impls.law_calls import check_law, refuse_law
 
 BLOCK = 1024
+SMALL_BLOCK = 64  # holds a small vocabulary whole
 TILE = 4096  # ROWS x BLOCK: a small vocabulary has more rows to a program
 TILE_INTERPRETED = 32768  # it is steps that take time there; no row's arithmetic changes
 OPTIONS: Mapping[str, Any] = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": False}
 
-POINTERS = ("LOGITS", "OUT")
 ROWWISE = ("TEMPERATURE", "TOP_K", "TOP_P", "MIN_P")
-OPTIONAL = ("MASK", *ROWWISE)
+POINTERS = ("LOGITS", "OUT", *ROWWISE)
+OPTIONAL = ("MASK",)
 SIZES = ("R", "V")
 STRIDES = ("x_r", "x_v", "mask_r", "mask_v", "t_r", "k_r", "p_r", "m_r")
 LOWEST = tl.constexpr(-(2**31))
@@ -77,16 +78,15 @@ def tile_of(X, KEEP, x_v, mask_v, V, here, start, BLOCK: tl.constexpr):  # type:
 @triton.jit
 def weight_of(x, m, temperature):  # type: ignore[no-untyped-def]
     """exp((x - m) / T), 0 for a token removed."""
-    scaled = x - m[:, None]
-    if temperature is not None:
-        scaled = tl.div_rn(scaled, tl.broadcast_to(temperature[:, None], x.shape))
+    scaled = tl.div_rn(x - m[:, None], tl.broadcast_to(temperature[:, None], x.shape))
     return tl.where(x == float("-inf"), 0.0, tl.exp(scaled))
 
 
-# Nothing is specialised on the numbers of rows and tokens, on strides and addresses.
+# Nothing is specialised on the numbers of rows and tokens, on strides and addresses, nor on which
+# maps there are: each has a value that keeps all tokens, for which its passes are left out. A mask
+# is loaded for each token: those who have none should not pay for one.
 @triton.jit(
-    do_not_specialize=(*SIZES, *STRIDES),
-    do_not_specialize_on_alignment=(*POINTERS, *OPTIONAL),
+    do_not_specialize=(*SIZES, *STRIDES), do_not_specialize_on_alignment=(*POINTERS, *OPTIONAL)
 )
 def law_kernel(  # type: ignore[no-untyped-def]
     LOGITS, MASK, TEMPERATURE, TOP_K, TOP_P, MIN_P, OUT, R, V,
@@ -99,9 +99,7 @@ def law_kernel(  # type: ignore[no-untyped-def]
     KEEP = None
     if MASK is not None:
         KEEP = MASK + row * mask_r
-    temperature = None
-    if TEMPERATURE is not None:
-        temperature = tl.load(TEMPERATURE + row * t_r, mask=here, other=1.0)
+    temperature = tl.load(TEMPERATURE + row * t_r, mask=here, other=1.0)
 
     m = tl.full([ROWS], float("-inf"), tl.float32)
     top = tl.full([ROWS], LOWEST, tl.int32)
@@ -113,28 +111,27 @@ def law_kernel(  # type: ignore[no-untyped-def]
         least = tl.minimum(least, tl.min(tl.where(x == float("-inf"), HIGHEST, key), 1))
     m = tl.where(here, m, 0.0)  # -inf - -inf would be NaN
 
-    if TOP_K is not None:
-        k = tl.load(TOP_K + row * k_r, mask=here, other=0)
-        high = top
-        while tl.max((least < high).to(tl.int32), 0) > 0:
-            t = (least | high) - ((least ^ high) >> 1)  # their mean, rounded up
-            count = tl.zeros([ROWS], tl.int32)
-            for start in range(0, V, BLOCK):
-                x, key, token = tile_of(X, KEEP, x_v, mask_v, V, here, start, BLOCK)
-                count += tl.sum((key >= t[:, None]).to(tl.int32), 1)
-            high = tl.where(count >= k, high, t - 1)
-            least = tl.where(count >= k, t, least)
+    k = tl.load(TOP_K + row * k_r, mask=here, other=0)
+    high = tl.where(k < V, top, least)
+    while tl.max((least < high).to(tl.int32), 0) > 0:
+        t = (least | high) - ((least ^ high) >> 1)  # their mean, rounded up
+        count = tl.zeros([ROWS], tl.int32)
+        for start in range(0, V, BLOCK):
+            x, key, token = tile_of(X, KEEP, x_v, mask_v, V, here, start, BLOCK)
+            count += tl.sum((key >= t[:, None]).to(tl.int32), 1)
+        high = tl.where(count >= k, high, t - 1)
+        least = tl.where(count >= k, t, least)
 
     last = tl.zeros([ROWS], tl.int32) + V  # of the key *least* the ids up to here are kept
-    if TOP_P is not None:
-        share = tl.load(TOP_P + row * p_r, mask=here, other=1.0)
+    share = tl.load(TOP_P + row * p_r, mask=here, other=1.0)
+    cut = share < 1.0
+    if tl.max(cut.to(tl.int32), 0) > 0:
         total = tl.zeros([ROWS], tl.float32)
         for start in range(0, V, BLOCK):
             x, key, token = tile_of(X, KEEP, x_v, mask_v, V, here, start, BLOCK)
             w = weight_of(x, m, temperature)
             total += tl.sum(tl.where(key >= least[:, None], w, 0.0), 1)
         needed = share * total
-        cut = share < 1.0
         low = least
         high = tl.where(cut, top, least)
         while tl.max((low < high).to(tl.int32), 0) > 0:
@@ -165,10 +162,7 @@ def law_kernel(  # type: ignore[no-untyped-def]
             seen += tl.sum(ties, 1)
         last = tl.where(cut, reached, last)
 
-    if MIN_P is not None:
-        ratio = tl.load(MIN_P + row * m_r, mask=here, other=0.0)
-    else:
-        ratio = tl.zeros([ROWS], tl.float32)
+    ratio = tl.load(MIN_P + row * m_r, mask=here, other=0.0)
     l = tl.zeros([ROWS], tl.float32)  # noqa: E741
     for start in range(0, V, BLOCK):
         x, key, token = tile_of(X, KEEP, x_v, mask_v, V, here, start, BLOCK)
@@ -195,8 +189,16 @@ def law(call: LawCall) -> Tensor:
     logits, mask = call.logits, call.mask
     R, V = logits.shape
     out = torch.empty((R, V), dtype=torch.float32, device=logits.device)
-    rowwise = (call.temperature, call.top_k, call.top_p, call.min_p)
-    block = min(BLOCK, max(16, triton.next_power_of_2(V)))
+    rowwise = tuple(
+        logits.new_full((1,), absent, dtype=dtype).expand(R) if x is None else x
+        for x, absent, dtype in (
+            (call.temperature, 1.0, torch.float32),
+            (call.top_k, V, torch.int32),
+            (call.top_p, 1.0, torch.float32),
+            (call.min_p, 0.0, torch.float32),
+        )
+    )
+    block = SMALL_BLOCK if V <= SMALL_BLOCK else BLOCK
     rows = TILE // block
     if interpreting():
         rows = min(TILE_INTERPRETED // block, triton.next_power_of_2(R))
@@ -205,7 +207,7 @@ def law(call: LawCall) -> Tensor:
             law_kernel[(triton.cdiv(R, rows),)](
                 logits, mask, *rowwise, out, R, V,
                 *logits.stride(), *((0, 0) if mask is None else mask.stride()),
-                *(0 if x is None else x.stride(0) for x in rowwise),
+                *(x.stride(0) for x in rowwise),
                 ROWS=rows, BLOCK=block, **OPTIONS,
             )  # fmt: skip
     return out
@@ -251,8 +253,8 @@ def compile_specs() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[
     """(kernel, signature, constexprs, options) of what is compiled without a device."""
     types = dict(zip(ROWWISE, ("*fp32", "*i32", "*fp32", "*fp32"), strict=True))
     for dtype, block, absent in (
-        ("fp16", 16, OPTIONAL),
-        ("fp32", BLOCK, ("MASK", "TEMPERATURE")),
+        ("fp16", SMALL_BLOCK, OPTIONAL),
+        ("fp32", BLOCK, OPTIONAL),
         ("bf16", BLOCK, ()),
     ):
         signature = {"LOGITS": f"*{dtype}", "OUT": "*fp32", "MASK": "*i1", **types}

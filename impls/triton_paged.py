@@ -15,6 +15,7 @@ Tq, Dv]; lse [B, Hq, Tq]; any strides. Query head h reads KV head h // (Hq / Hkv
 of q are one program, N = BLOCK_N keys one step, whatever the page size: each key finds its page.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -40,18 +41,19 @@ from kernelassay.impls.triton_attention import (
     BLOCK_N,
     FAR,
     LARGEST_D,
+    by_head,
     padded,
     soft_capped,
-    strides,
     tuning,
 )
 
-POINTERS = ("Q", "K", "V", "OUT", "LSE", "TABLE", "LENGTHS")
-OPTIONAL = ("ALIBI", "SINKS")
+POINTERS = ("Q", "K", "V", "OUT", "LSE", "TABLE", "LENGTHS", "ALIBI", "SINKS")
 SIZES = ("Tq", "D", "Dv", "Hq", "group", "size", "bottom", "left", "right", "sinks")
-STRIDES = (
+INPUTS = (
     *(f"q_{axis}" for axis in "bhtd"),
     *(f"{x}_{axis}" for x in "kv" for axis in ("page", "slot", "h", "d")),
+)
+STRIDES = (
     *(f"o_{axis}" for axis in "bhtd"),
     *("table_b", "table_n", "len_b", "alibi_h", "sink_h"),
 )
@@ -59,18 +61,17 @@ STRIDES = (
 mend()
 
 
-# As in `triton_attention`, only what is loaded for each score or row costs a compilation of its
-# own: page sizes, layouts and windows do not.
-@triton.jit(
-    do_not_specialize=(*SIZES, *STRIDES), do_not_specialize_on_alignment=(*POINTERS, *OPTIONAL)
-)
+# As in `triton_attention`, nothing is specialised on sizes, strides and addresses, nor on corner,
+# window, cap, slopes and sinks, nor on page sizes and layouts: head size and dtype make a kernel.
+@triton.jit(do_not_specialize=(*SIZES, *INPUTS, *STRIDES), do_not_specialize_on_alignment=POINTERS)
 def paged_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for these
     Q, K, V, OUT, LSE, TABLE, LENGTHS, ALIBI, SINKS, scale, cap,
     Tq, D, Dv, Hq, group, size, bottom, left: tl.int64, right: tl.int64, sinks,
-    q_b, q_h, q_t, q_d, k_page, k_slot, k_h, k_d, v_page, v_slot, v_h, v_d, o_b, o_h, o_t, o_d,
-    table_b, table_n, len_b, alibi_h, sink_h,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    q_b: tl.int64, q_h: tl.int64, q_t: tl.int64, q_d: tl.int64,  # 64 bits: inputs may be large
+    k_page: tl.int64, k_slot: tl.int64, k_h: tl.int64, k_d: tl.int64,
+    v_page: tl.int64, v_slot: tl.int64, v_h: tl.int64, v_d: tl.int64,
+    o_b, o_h, o_t, o_d, table_b, table_n, len_b, alibi_h, sink_h,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row_tiles = (Tq + BLOCK_M - 1) // BLOCK_M
     rows = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)  # [M]
@@ -80,7 +81,6 @@ def paged_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for the
     g = h // group
     rows64 = rows.to(tl.int64)
     d = tl.arange(0, BLOCK_D).to(tl.int64)
-    dv = tl.arange(0, BLOCK_DV).to(tl.int64)
 
     # Row i sees the keys low[i]..high[i]; no row of this tile sees one outside first..end-1.
     length = tl.load(LENGTHS + b * len_b).to(tl.int32)
@@ -96,10 +96,10 @@ def paged_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for the
     q_at = Q + b * q_b + h * q_h + rows64[:, None] * q_t + d[None, :] * q_d
     q = tl.load(q_at, mask=(rows[:, None] < Tq) & (d[None, :] < D), other=0.0)  # [M, D]
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)  # running maximum
-    if SINKS is not None:  # a key without a value
-        m = tl.maximum(m, tl.load(SINKS + h * sink_h))
+    m = tl.maximum(m, tl.load(SINKS + h * sink_h))  # a key without a value
     l = tl.where(m == float("-inf"), 0.0, 1.0)  # denominators  # noqa: E741
-    u = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)  # numerators
+    u = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)  # numerators
+    slope = tl.load(ALIBI + h * alibi_h)
 
     for start in range(first, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)  # [N]
@@ -116,11 +116,11 @@ def paged_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for the
         k_at = k_at[None, :] + d[:, None] * k_d
         k = tl.load(k_at, mask=seen[None, :] & (d[:, None] < D), other=0.0)  # [D, N]
         z = tl.dot(q, k, input_precision="ieee") * scale
-        if cap is not None:
+        if cap != 0.0:  # 0 is none, as of slopes
             z = soft_capped(z, cap)
-        if ALIBI is not None:
+        if slope != 0.0:
             distance = tl.abs(at[:, None] - keys[None, :]).to(tl.float32)
-            z = z - tl.load(ALIBI + h * alibi_h) * distance
+            z = z - slope * distance
         z = tl.where(visible, z, float("-inf"))  # [M, N]
 
         m_new = tl.maximum(m, tl.max(z, 1))
@@ -129,17 +129,17 @@ def paged_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for the
         p = tl.exp(z - m_safe[:, None])
         l = l * rescale + tl.sum(p, 1)  # noqa: E741
         v_at = V + page * v_page + slot * v_slot + g * v_h  # [N]
-        v_at = v_at[:, None] + dv[None, :] * v_d
-        v = tl.load(v_at, mask=seen[:, None] & (dv[None, :] < Dv), other=0.0)  # [N, Dv]
+        v_at = v_at[:, None] + d[None, :] * v_d
+        v = tl.load(v_at, mask=seen[:, None] & (d[None, :] < Dv), other=0.0)  # [N, Dv]
         u = u * rescale[:, None]
         u = tl.dot(p.to(v.dtype), v, u, input_precision="ieee")
         m = m_new
 
     empty = l == 0.0
     l_safe = tl.where(empty, 1.0, l)
-    out_at = OUT + b * o_b + h * o_h + rows64[:, None] * o_t + dv[None, :] * o_d
+    out_at = OUT + b * o_b + h * o_h + rows64[:, None] * o_t + d[None, :] * o_d
     out = (u / l_safe[:, None]).to(OUT.dtype.element_ty)
-    tl.store(out_at, out, mask=(rows[:, None] < Tq) & (dv[None, :] < Dv))
+    tl.store(out_at, out, mask=(rows[:, None] < Tq) & (d[None, :] < Dv))
     lse = tl.where(empty, float("-inf"), m + tl.log(l_safe))
     tl.store(LSE + (b * Hq + h) * Tq + rows64, lse, mask=rows < Tq)
 
@@ -161,15 +161,16 @@ def attention(call: AttendCall, pages: Pages, lengths: Tensor) -> tuple[Tensor, 
     if see.causal != "none":
         right = 0
     slots = pages.table.shape[1] * pages.size
+    alibi, sink_logits = by_head(q, scoring.alibi, 0.0), by_head(q, scoring.sink_logits, -math.inf)
     with launching(q):
         paged_kernel[(programs,)](
-            q, k, v, out, lse, pages.table, lengths, scoring.alibi, scoring.sink_logits,
-            float(call.softmax_scale), None if scoring.softcap is None else float(scoring.softcap),
+            q, k, v, out, lse, pages.table, lengths, alibi, sink_logits,
+            float(call.softmax_scale), float(scoring.softcap or 0.0),
             Tq, D, Dv, Hq, Hq // key_heads(call), pages.size, int(see.causal != "top_left"),
             left, right, min(see.sinks, slots),
             *q.stride(), *k.stride(), *v.stride(), *out.stride(), *pages.table.stride(),
-            *lengths.stride(), *strides(scoring.alibi, 1), *strides(scoring.sink_logits, 1),
-            BLOCK_N=BLOCK_N, BLOCK_D=padded(D), BLOCK_DV=padded(Dv), **tuned,
+            *lengths.stride(), *alibi.stride(), *sink_logits.stride(),
+            BLOCK_N=BLOCK_N, BLOCK_D=padded(max(D, Dv)), **tuned,
         )  # fmt: skip
     return out, lse
 
@@ -242,20 +243,13 @@ hnd = TritonPaged("triton_paged_hnd", "HND", (8, 32))
 
 def compile_specs() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """(kernel, signature, constexprs, options) of what is compiled without a device."""
-    everything = (*OPTIONAL, "cap")
-    kinds: tuple[tuple[str, int, tuple[str, ...]], ...] = (
-        ("fp32", 256, everything),
-        ("fp16", 128, ()),
-        ("bf16", 64, everything),
-    )
-    for dtype, D, present in kinds:
+    for dtype, D in (("fp32", 256), ("fp16", 128), ("bf16", 64)):
         signature = dict.fromkeys(("Q", "K", "V", "OUT"), f"*{dtype}")
-        signature |= dict.fromkeys(("LSE", *OPTIONAL), "*fp32")
+        signature |= dict.fromkeys(("LSE", "ALIBI", "SINKS"), "*fp32")
         signature |= {"TABLE": "*i32", "LENGTHS": "*i64"} | dict.fromkeys(("scale", "cap"), "fp32")
-        signature |= dict.fromkeys((*SIZES, *STRIDES), "i32") | {"left": "i64", "right": "i64"}
+        signature |= dict.fromkeys((*SIZES, *STRIDES), "i32")
+        signature |= dict.fromkeys((*INPUTS, "left", "right"), "i64")
         options = dict(tuning(D))
-        constexprs = {"BLOCK_M": options.pop("BLOCK_M"), "BLOCK_N": BLOCK_N}
-        constexprs |= {"BLOCK_D": D, "BLOCK_DV": D}
-        constexprs |= dict.fromkeys({*everything} - {*present})
+        constexprs = {"BLOCK_M": options.pop("BLOCK_M"), "BLOCK_N": BLOCK_N, "BLOCK_D": D}
         signature |= dict.fromkeys(constexprs, "constexpr")
         yield paged_kernel, signature, constexprs, options

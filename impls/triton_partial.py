@@ -41,18 +41,19 @@ OPTIONS: Mapping[str, Any] = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion
 
 POINTERS = ("Q", "K", "V", "U", "M", "L", "LENGTHS")
 SIZES = ("Tq", "D", "Dv", "Hq", "group", "causal", "start", "stop")
-STRIDES = (*(f"{x}_{axis}" for x in "qkv" for axis in "bhtd"), "len_b")
+INPUTS = tuple(f"{x}_{axis}" for x in "qkv" for axis in "bhtd")
 
 mend()
 
 
 # Nothing is specialised on the values of sizes, strides and addresses, nor on the range of keys.
-@triton.jit(do_not_specialize=(*SIZES, *STRIDES), do_not_specialize_on_alignment=POINTERS)
+@triton.jit(do_not_specialize=(*SIZES, *INPUTS, "len_b"), do_not_specialize_on_alignment=POINTERS)
 def partial_kernel(  # type: ignore[no-untyped-def]
     Q, K, V, U, M, L, LENGTHS, scale, Tq, D, Dv, Hq, group, causal, start, stop,
-    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, len_b,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    q_b: tl.int64, q_h: tl.int64, q_t: tl.int64, q_d: tl.int64,  # 64 bits: inputs may be large
+    k_b: tl.int64, k_h: tl.int64, k_t: tl.int64, k_d: tl.int64,
+    v_b: tl.int64, v_h: tl.int64, v_t: tl.int64, v_d: tl.int64, len_b,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     row_tiles = (Tq + BLOCK_M - 1) // BLOCK_M
     rows = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)  # [M]
@@ -62,7 +63,6 @@ def partial_kernel(  # type: ignore[no-untyped-def]
     g = h // group
     rows64 = rows.to(tl.int64)
     d = tl.arange(0, BLOCK_D).to(tl.int64)
-    dv = tl.arange(0, BLOCK_DV).to(tl.int64)
 
     # Row i sees the keys start to high[i]; no row of this tile sees a key at or past end.
     length = tl.load(LENGTHS + b * len_b).to(tl.int32)
@@ -74,7 +74,7 @@ def partial_kernel(  # type: ignore[no-untyped-def]
     q = tl.load(q_at, mask=(rows[:, None] < Tq) & (d[None, :] < D), other=0.0)  # [M, D]
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
-    u = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    u = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for first in range(start, end, BLOCK_N):
         keys = first + tl.arange(0, BLOCK_N)  # [N]
         keys64 = keys.to(tl.int64)
@@ -89,8 +89,8 @@ def partial_kernel(  # type: ignore[no-untyped-def]
         rescale = tl.exp(m - m_safe)
         p = tl.exp(z - m_safe[:, None])
         l = l * rescale + tl.sum(p, 1)  # noqa: E741
-        v_at = V + b * v_b + g * v_h + keys64[:, None] * v_t + dv[None, :] * v_d
-        v = tl.load(v_at, mask=(keys < end)[:, None] & (dv[None, :] < Dv), other=0.0)  # [N, Dv]
+        v_at = V + b * v_b + g * v_h + keys64[:, None] * v_t + d[None, :] * v_d
+        v = tl.load(v_at, mask=(keys < end)[:, None] & (d[None, :] < Dv), other=0.0)  # [N, Dv]
         u = u * rescale[:, None]
         u = tl.dot(p.to(v.dtype), v, u, input_precision="ieee")
         m = m_new
@@ -98,8 +98,8 @@ def partial_kernel(  # type: ignore[no-untyped-def]
     at = (b * Hq + h) * Tq + rows64
     tl.store(M + at, m, mask=rows < Tq)
     tl.store(L + at, l, mask=rows < Tq)
-    u_at = U + at[:, None] * Dv + dv[None, :]
-    tl.store(u_at, u, mask=(rows[:, None] < Tq) & (dv[None, :] < Dv))
+    u_at = U + at[:, None] * Dv + d[None, :]
+    tl.store(u_at, u, mask=(rows[:, None] < Tq) & (d[None, :] < Dv))
 
 
 def partial(
@@ -128,7 +128,7 @@ def partial(
             q, k, v, u, m, l, lengths, float(call.softmax_scale),
             Tq, D, Dv, Hq, Hq // Hkv, int(see.causal != "none"), start, stop,
             *q.stride(), *k.stride(), *v.stride(), *lengths.stride(),
-            BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=padded(D), BLOCK_DV=padded(Dv), **OPTIONS,
+            BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=padded(max(D, Dv)), **OPTIONS,
         )  # fmt: skip
     return u, m, l
 
@@ -206,7 +206,8 @@ def compile_specs() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[
     for dtype, D in (("fp32", 256), ("fp16", 64), ("bf16", 128)):
         signature = dict.fromkeys(("Q", "K", "V"), f"*{dtype}")
         signature |= dict.fromkeys(("U", "M", "L"), "*fp32") | {"LENGTHS": "*i64"}
-        signature |= dict.fromkeys((*SIZES, *STRIDES), "i32") | {"scale": "fp32"}
-        constexprs = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_D": D, "BLOCK_DV": D}
+        signature |= dict.fromkeys((*SIZES, "len_b"), "i32") | {"scale": "fp32"}
+        signature |= dict.fromkeys(INPUTS, "i64")
+        constexprs = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_D": D}
         signature |= dict.fromkeys(constexprs, "constexpr")
         yield partial_kernel, signature, constexprs, dict(OPTIONS)

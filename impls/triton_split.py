@@ -16,6 +16,7 @@ R = G Tq rows share a KV head, G = Hq / Hkv of them a query position: row r is p
 head g G + r % G. BLOCK_M rows are one program, BLOCK_N keys one step.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -35,12 +36,22 @@ from kernelassay.impls.contract import (
     Unsupported,
 )
 from kernelassay.impls.interpreter import interpreting, launching, mend
-from kernelassay.impls.triton_attention import LARGEST_D, padded, soft_capped, strides
+from kernelassay.impls.triton_attention import (
+    LARGEST_D,
+    by_head,
+    padded,
+    soft_capped,
+    strides,
+)
 
 # One dot's least number of rows serves the query heads of a KV head while one token is decoded;
 # more rows take larger tiles. N is small, so that a few dozen keys already fill several parts.
 FEW_ROWS = 16
 MANY_ROWS = 64
+COMBINED_ROWS = 32  # any number: states are combined row by row, without a dot
+COMBINING: Mapping[str, Any] = {
+    "BLOCK_M": COMBINED_ROWS, "num_warps": 4, "num_stages": 1, "enable_fp_fusion": False,
+}  # fmt: skip
 BLOCK_N = 16
 # Without a number in the call: parts until programs fill a device, none shorter than this.
 ENOUGH_PROGRAMS = 128
@@ -48,7 +59,8 @@ SHORTEST_PART = 64
 
 POINTERS = ("Q", "K", "V", "M", "L", "U", "LENGTHS", "MASK")
 SIZES = ("Tq", "D", "Dv", "Hkv", "group", "splits", "causal", "bottom")
-STRIDES = (*(f"{x}_{axis}" for x in ("q", "k", "v", "mask") for axis in "bhtd"), "len_b")
+INPUTS = tuple(f"{x}_{axis}" for x in "qkv" for axis in "bhtd")
+STRIDES = (*(f"mask_{axis}" for axis in "bhtd"), "len_b")
 COMBINE_POINTERS = ("M", "L", "U", "SINKS", "OUT", "LSE")
 COMBINE_SIZES = ("Tq", "Dv", "Hkv", "group", "splits")
 COMBINE_STRIDES = (*(f"o_{axis}" for axis in "bhtd"), "sink_h")
@@ -57,13 +69,14 @@ mend()
 
 
 # As in `triton_attention`, only what is loaded for each score costs a compilation of its own.
-@triton.jit(do_not_specialize=(*SIZES, *STRIDES), do_not_specialize_on_alignment=POINTERS)
+@triton.jit(do_not_specialize=(*SIZES, *INPUTS, *STRIDES), do_not_specialize_on_alignment=POINTERS)
 def partial_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for these
     Q, K, V, M, L, U, LENGTHS, MASK, scale, cap, Tq, D, Dv, Hkv, group, splits, causal, bottom,
-    q_b, q_h, q_t, q_d, k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d,
+    q_b: tl.int64, q_h: tl.int64, q_t: tl.int64, q_d: tl.int64,  # 64 bits: inputs may be large
+    k_b: tl.int64, k_h: tl.int64, k_t: tl.int64, k_d: tl.int64,
+    v_b: tl.int64, v_h: tl.int64, v_t: tl.int64, v_d: tl.int64,
     mask_b, mask_h, mask_t, mask_d, len_b,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     R = group * Tq
     row_tiles = (R + BLOCK_M - 1) // BLOCK_M
@@ -75,7 +88,6 @@ def partial_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for t
     t64 = t.to(tl.int64)
     h = g * group + rows % group
     d = tl.arange(0, BLOCK_D).to(tl.int64)
-    dv = tl.arange(0, BLOCK_DV).to(tl.int64)
 
     # This part holds the keys first..end-1; row r sees those up to high[r].
     length = tl.load(LENGTHS + b * len_b).to(tl.int32)
@@ -90,7 +102,7 @@ def partial_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for t
     q = tl.load(q_at, mask=(rows[:, None] < R) & (d[None, :] < D), other=0.0)  # [M, D]
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)  # running maximum
     l = tl.zeros([BLOCK_M], tl.float32)  # denominators  # noqa: E741
-    u = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)  # numerators
+    u = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)  # numerators
 
     for start in range(first, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)  # [N]
@@ -106,7 +118,7 @@ def partial_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for t
         k_at = K + b * k_b + g * k_h + keys64[None, :] * k_t + d[:, None] * k_d
         k = tl.load(k_at, mask=seen[None, :] & (d[:, None] < D), other=0.0)  # [D, N]
         z = tl.dot(q, k, input_precision="ieee") * scale
-        if cap is not None:
+        if cap != 0.0:  # 0 is none
             z = soft_capped(z, cap)
         z = tl.where(visible, z, float("-inf"))  # [M, N]
 
@@ -115,8 +127,8 @@ def partial_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for t
         rescale = tl.exp(m - m_safe)
         p = tl.exp(z - m_safe[:, None])
         l = l * rescale + tl.sum(p, 1)  # noqa: E741
-        v_at = V + b * v_b + g * v_h + keys64[:, None] * v_t + dv[None, :] * v_d
-        v = tl.load(v_at, mask=seen[:, None] & (dv[None, :] < Dv), other=0.0)  # [N, Dv]
+        v_at = V + b * v_b + g * v_h + keys64[:, None] * v_t + d[None, :] * v_d
+        v = tl.load(v_at, mask=seen[:, None] & (d[None, :] < Dv), other=0.0)  # [N, Dv]
         u = u * rescale[:, None]
         u = tl.dot(p.to(v.dtype), v, u, input_precision="ieee")
         m = m_new
@@ -124,8 +136,8 @@ def partial_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for t
     at = (head * splits + split) * R + rows
     tl.store(M + at, m, mask=rows < R)
     tl.store(L + at, l, mask=rows < R)
-    u_at = U + at[:, None] * Dv + dv[None, :]
-    tl.store(u_at, u, mask=(rows[:, None] < R) & (dv[None, :] < Dv))
+    u_at = U + at[:, None] * Dv + d[None, :]
+    tl.store(u_at, u, mask=(rows[:, None] < R) & (d[None, :] < Dv))
 
 
 @triton.jit(
@@ -134,7 +146,7 @@ def partial_kernel(  # type: ignore[no-untyped-def]  # Triton has no types for t
 )
 def combine_kernel(  # type: ignore[no-untyped-def]
     M, L, U, SINKS, OUT, LSE, Tq, Dv, Hkv, group, splits, o_b, o_h, o_t, o_d, sink_h,
-    BLOCK_M: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     R = (group * Tq).to(tl.int64)  # offsets are 64 bits wide
     row_tiles = (R + BLOCK_M - 1) // BLOCK_M
@@ -143,34 +155,33 @@ def combine_kernel(  # type: ignore[no-untyped-def]
     b, g = head // Hkv, head % Hkv
     t = rows // group
     h = g * group + rows % group
-    dv = tl.arange(0, BLOCK_DV).to(tl.int64)
+    d = tl.arange(0, BLOCK_D).to(tl.int64)
     first = head * splits * R + rows  # of part 0; the next part lies R further
 
     # The largest maximum comes first, so that each part is rescaled once.
-    sink = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    if SINKS is not None:  # a key without a value, counted here alone
-        sink = tl.load(SINKS + h * sink_h, mask=rows < R, other=float("-inf"))
+    # A sink, a key without a value, is counted here alone.
+    sink = tl.load(SINKS + h * sink_h, mask=rows < R, other=float("-inf"))
     m = sink
     for split in range(splits):
         part = tl.load(M + first + split * R, mask=rows < R, other=float("-inf"))
         m = tl.maximum(m, part)
     m_safe = tl.where(m == float("-inf"), 0.0, m)  # -inf - -inf would be NaN
     l = tl.exp(sink - m_safe)  # noqa: E741
-    u = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    u = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for split in range(splits):
         at = first + split * R
         part = tl.load(M + at, mask=rows < R, other=float("-inf"))
         weight = tl.exp(part - m_safe)
         l = l + weight * tl.load(L + at, mask=rows < R, other=0.0)  # noqa: E741
-        u_at = U + at[:, None] * Dv + dv[None, :]
-        u_part = tl.load(u_at, mask=(rows[:, None] < R) & (dv[None, :] < Dv), other=0.0)
+        u_at = U + at[:, None] * Dv + d[None, :]
+        u_part = tl.load(u_at, mask=(rows[:, None] < R) & (d[None, :] < Dv), other=0.0)
         u = u + weight[:, None] * u_part
 
     empty = l == 0.0
     l_safe = tl.where(empty, 1.0, l)
-    out_at = OUT + b * o_b + h[:, None] * o_h + t[:, None] * o_t + dv[None, :] * o_d
+    out_at = OUT + b * o_b + h[:, None] * o_h + t[:, None] * o_t + d[None, :] * o_d
     out = (u / l_safe[:, None]).to(OUT.dtype.element_ty)
-    tl.store(out_at, out, mask=(rows[:, None] < R) & (dv[None, :] < Dv))
+    tl.store(out_at, out, mask=(rows[:, None] < R) & (d[None, :] < Dv))
     lse = tl.where(empty, float("-inf"), m + tl.log(l_safe))
     tl.store(LSE + (b * Hkv * group + h) * Tq + t, lse, mask=rows < R)
 
@@ -194,19 +205,19 @@ def attention(call: AttendCall) -> tuple[Tensor, Tensor]:
     u = torch.empty((*states, Dv), dtype=torch.float32, device=q.device)
     mask = None if see.mask is None else see.mask.expand(B, Hq, Tq, Tk)
     lengths = q.new_full((B,), Tk, dtype=torch.int64) if see.lengths is None else see.lengths
-    sinks, cap = scoring.sink_logits, scoring.softcap
+    sinks = by_head(q, scoring.sink_logits, -math.inf)
     with launching(q):
         partial_kernel[(programs * splits,)](
             q, k, v, m, l, u, lengths, mask,
-            float(call.softmax_scale), None if cap is None else float(cap),
+            float(call.softmax_scale), float(scoring.softcap or 0.0),
             Tq, D, Dv, Hkv, group, splits,
             int(see.causal != "none"), int(see.causal != "top_left"),
             *q.stride(), *k.stride(), *v.stride(), *strides(mask, 4), *strides(lengths, 1),
-            BLOCK_N=BLOCK_N, BLOCK_D=padded(D), BLOCK_DV=padded(Dv), **tuned,
+            BLOCK_N=BLOCK_N, BLOCK_D=padded(max(D, Dv)), **tuned,
         )  # fmt: skip
-        combine_kernel[(programs,)](
+        combine_kernel[(B * Hkv * triton.cdiv(group * Tq, COMBINED_ROWS),)](
             m, l, u, sinks, out, lse, Tq, Dv, Hkv, group, splits,
-            *out.stride(), *strides(sinks, 1), BLOCK_DV=padded(Dv), **tuned,
+            *out.stride(), *sinks.stride(), BLOCK_D=padded(Dv), **COMBINING,
         )  # fmt: skip
     return out, lse
 
@@ -283,18 +294,19 @@ adapter = TritonSplit()
 
 def compile_specs() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """(kernel, signature, constexprs, options) of what is compiled without a device."""
-    for kernel, dtype, D, R, absent in (
-        (combine_kernel, "fp16", 256, 40, ()),
-        (partial_kernel, "fp32", 256, 40, ("MASK", "cap")),
-        (partial_kernel, "bf16", 64, 8, ()),
+    for kernel, dtype, D, tuned, absent in (
+        (combine_kernel, "fp16", 256, COMBINING, ()),
+        (partial_kernel, "fp32", 256, tuning(40, 256), ("MASK",)),
+        (partial_kernel, "bf16", 64, tuning(8, 64), ()),
     ):
         signature = dict.fromkeys((*COMBINE_SIZES, *COMBINE_STRIDES, *SIZES, *STRIDES), "i32")
+        signature |= dict.fromkeys(INPUTS, "i64")
         signature |= dict.fromkeys(("Q", "K", "V", "OUT"), f"*{dtype}") | {"MASK": "*i1"}
         signature |= dict.fromkeys(("M", "L", "U", "LSE", "SINKS"), "*fp32") | {"LENGTHS": "*i64"}
         signature |= dict.fromkeys(("scale", "cap"), "fp32")
-        options = dict(tuning(R, D))
+        options = dict(tuned)
         constexprs = dict.fromkeys(absent) | {"BLOCK_M": options.pop("BLOCK_M")}
-        constexprs |= {"BLOCK_N": BLOCK_N, "BLOCK_D": D, "BLOCK_DV": D}
+        constexprs |= {"BLOCK_N": BLOCK_N, "BLOCK_D": D}
         constexprs = {name: x for name, x in constexprs.items() if name in kernel.arg_names}
         signature |= dict.fromkeys(constexprs, "constexpr")
         yield kernel, {name: signature[name] for name in kernel.arg_names}, constexprs, options

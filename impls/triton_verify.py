@@ -34,13 +34,14 @@ from kernelassay.impls.verification import Sampling, VerifyCall, VerifyResult
 from kernelassay.impls.verify_calls import check_verify, refuse_verify
 
 TILE = 1024
+SMALL_TILE = 16  # not interpreted, the one other tile: each size is a compilation
 BLOCK = 2048  # weights a program holds: a few fp64 blocks of them fit the registers of 4 warps
 GPU_ROWS = 128  # a thread each
 INTERPRETED_BLOCK = 1 << 17  # the interpreter's cost is by operation, not by weight
 OPTIONS: Mapping[str, Any] = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
 
-POINTERS = ("DRAFTS", "OFFSETS", "P", "TOKENS", "ACCEPTED")
-OPTIONAL = ("Q", "ACCEPT", "DRAW", "SEEDS", "GREEDY", "STOP", "BUDGET")
+POINTERS = ("DRAFTS", "OFFSETS", "P", "GREEDY", "STOP", "BUDGET", "TOKENS", "ACCEPTED")
+OPTIONAL = ("Q", "ACCEPT", "DRAW", "SEEDS")
 SIZES = ("R", "K", "V", "S", "placeholder")
 STRIDES = ("p_n", "p_v", "q_n", "q_v")
 
@@ -81,8 +82,9 @@ def weights(P, Q, p_rows, q_rows, p_n, p_v, q_n, q_v, x, v, here, drawn_from):  
     return p, excess
 
 
-# Nothing is specialised on sizes, strides and addresses; what is given, a vocabulary up to a
-# power of two, and the dtype make a kernel.
+# Nothing is specialised on sizes, strides and addresses, nor on whether requests are greedy, have
+# budgets or stop tokens. The kind of noise, whether drafts have laws, a small or a large
+# vocabulary and the dtype make a kernel.
 @triton.jit(
     do_not_specialize=(*SIZES, *STRIDES),
     do_not_specialize_on_alignment=(*POINTERS, *OPTIONAL),
@@ -98,12 +100,8 @@ def verify_kernel(  # type: ignore[no-untyped-def]
     n_0 = tl.load(OFFSETS + r, mask=here, other=0)
     k = tl.load(OFFSETS + r + 1, mask=here, other=0) - n_0
     n_0 = n_0.to(tl.int64)
-    limit = k + 1
-    if BUDGET is not None:
-        limit = tl.minimum(limit, tl.load(BUDGET + r, mask=here, other=0))
-    greedy = r < 0
-    if GREEDY is not None:
-        greedy = tl.load(GREEDY + r, mask=here, other=0) != 0
+    limit = tl.minimum(k + 1, tl.load(BUDGET + r, mask=here, other=0))
+    greedy = tl.load(GREEDY + r, mask=here, other=0) != 0
     seed = r
     if SEEDS is not None:
         seed = tl.load(SEEDS + r, mask=here, other=0)
@@ -127,13 +125,11 @@ def verify_kernel(  # type: ignore[no-untyped-def]
         else:
             u = tl.load(ACCEPT + n, mask=on, other=0.0)
         accepted = made & (u * q_x < p_x.to(tl.float32))
-        if GREEDY is not None:
-            choice = choices(P, n + r, p_n, p_v, made & greedy, V, ROWS, TILE)
-            accepted = tl.where(greedy, made & (x == choice), accepted)
-        if STOP is not None:
-            for s in range(S):
-                stop = tl.load(STOP + r * S + s, mask=accepted, other=-1)
-                stopped = stopped | (accepted & (x == stop))
+        choice = choices(P, n + r, p_n, p_v, made & greedy, V, ROWS, TILE)
+        accepted = tl.where(greedy, made & (x == choice), accepted)
+        for s in range(S):
+            stop = tl.load(STOP + r * S + s, mask=accepted, other=-1)
+            stopped = stopped | (accepted & (x == stop))
         a = a + accepted.to(tl.int32)
         on = accepted & ~stopped
 
@@ -170,9 +166,8 @@ def verify_kernel(  # type: ignore[no-untyped-def]
         # A parallel sum need not stand still where a weight is 0.
         y = tl.minimum(y, tl.min(tl.where(above & (w > 0.0), v[None, :], V), 1))
         before += tl.sum(w, 1)
-    if GREEDY is not None:
-        choice = choices(P, row, p_n, p_v, draws & greedy, V, ROWS, TILE)
-        y = tl.where(greedy, choice, y)
+    choice = choices(P, row, p_n, p_v, draws & greedy, V, ROWS, TILE)
+    y = tl.where(greedy, choice, y)
     y = tl.where(draws, y, placeholder)
 
     for i in range(K + 1):
@@ -184,9 +179,10 @@ def verify_kernel(  # type: ignore[no-untyped-def]
 
 def blocks(V: int, R: int, interpreted: bool) -> dict[str, int]:
     """ROWS and TILE: a small vocabulary is one step; a program has as many requests as fit."""
-    tile = min(triton.next_power_of_2(V), TILE)
     if interpreted:
+        tile = min(triton.next_power_of_2(V), TILE)
         return {"ROWS": min(INTERPRETED_BLOCK // tile, triton.next_power_of_2(R)), "TILE": tile}
+    tile = min(SMALL_TILE, TILE) if V <= SMALL_TILE else TILE
     return {"ROWS": min(BLOCK // tile, GPU_ROWS), "TILE": tile}
 
 
@@ -196,9 +192,15 @@ def verified(call: VerifyCall, placeholder: int) -> VerifyResult:
     like = call.drafts
     tokens = torch.empty((R, K + 1), dtype=like.dtype, device=like.device)
     accepted = torch.empty((R,), dtype=like.dtype, device=like.device)
-    small = (call.accept, call.draw, call.seeds, call.greedy, call.stop, call.budget)
-    accept, draw, seeds, greedy, stop, budget = (
-        None if x is None else x.contiguous() for x in small
+    noise = (call.accept, call.draw, call.seeds)
+    accept, draw, seeds = (None if x is None else x.contiguous() for x in noise)
+    greedy, stop, budget = (
+        like.new_full(shape, absent, dtype=dtype) if x is None else x.contiguous()
+        for x, shape, absent, dtype in (
+            (call.greedy, (R,), False, torch.bool),
+            (call.stop, (R, 0), -1, like.dtype),
+            (call.budget, (R,), K + 1, torch.int32),
+        )
     )
     if R:
         tuned = blocks(V, R, p.device.type == "cpu")
@@ -206,7 +208,7 @@ def verified(call: VerifyCall, placeholder: int) -> VerifyResult:
             verify_kernel[(triton.cdiv(R, tuned["ROWS"]),)](
                 like.contiguous(), call.offsets.contiguous(), p, q, accept, draw, seeds, greedy,
                 stop, budget, tokens, accepted,
-                R, K, V, 0 if stop is None else stop.shape[1], placeholder,
+                R, K, V, stop.shape[1], placeholder,
                 *p.stride(), *((0, 0) if q is None else q.stride()), **tuned, **OPTIONS,
             )  # fmt: skip
     return VerifyResult(tokens, accepted)
@@ -251,12 +253,12 @@ seeded = TritonVerify("triton_verify_seeded", _SEEDED)
 def compile_specs() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """(kernel, signature, constexprs, options) of what is compiled without a device."""
     kinds: tuple[tuple[str, int, tuple[str, ...]], ...] = (
-        ("fp32", 152_064, ("Q", "ACCEPT", "DRAW", "GREEDY", "STOP", "BUDGET")),
+        ("fp32", 152_064, ("Q", "ACCEPT", "DRAW")),
         ("bf16", 8, ("Q", "SEEDS")),
-        ("fp16", 32_000, ("SEEDS", "GREEDY", "STOP", "BUDGET")),
+        ("fp16", 32_000, ("SEEDS",)),
     )
     for dtype, V, present in kinds:
-        signature = dict.fromkeys((*POINTERS, "STOP", "BUDGET"), "*i32")
+        signature = dict.fromkeys(POINTERS, "*i32")
         signature |= {"P": f"*{dtype}", "Q": f"*{dtype}", "ACCEPT": "*fp32", "DRAW": "*fp32"}
         signature |= {"SEEDS": "*i64", "GREEDY": "*i1"}
         signature |= dict.fromkeys(SIZES, "i32") | dict.fromkeys(STRIDES, "i64")

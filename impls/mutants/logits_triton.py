@@ -15,9 +15,9 @@ MUTANTS = (
         edits=(
             (
                 "high = tl.where(count >= k, high, t - 1)\n"
-                "            least = tl.where(count >= k, t, least)",
+                "        least = tl.where(count >= k, t, least)",
                 "high = tl.where(count > k, high, t - 1)\n"
-                "            least = tl.where(count > k, t, least)",
+                "        least = tl.where(count > k, t, least)",
             ),
         ),
         report="S46",
@@ -100,7 +100,8 @@ MUTANTS = (
         edits=(
             (
                 "tl.where(kept & (w >= ratio[:, None]), w, 0.0)",
-                "tl.where(kept & (weight_of(x, m, None) >= ratio[:, None]), w, 0.0)",
+                "tl.where(kept & (weight_of(x, m, 1.0 + 0.0 * temperature) >= ratio[:, None]),"
+                " w, 0.0)",
             ),
         ),
         report="S49",

@@ -181,7 +181,7 @@ KERNEL = (
     ),
     _mutant(
         name="triton_channels_taken_as_adjacent",
-        edits=(("+ dv[None, :] * v_d", "+ dv[None, :]"),),
+        edits=(("+ d[None, :] * v_d", "+ d[None, :]"),),
         report="A77",
         hides="The innermost stride is 1 in every test.",
         law="attention.views",
