@@ -34,7 +34,7 @@ from kernelassay.impls.verification import Sampling, VerifyCall, VerifyResult
 from kernelassay.impls.verify_calls import check_verify, refuse_verify
 
 TILE = 1024
-SMALL_TILE = 16  # not interpreted, the one other tile: each size is a compilation
+SMALL_TILE = 32  # not interpreted, the one other tile: each size is a compilation
 BLOCK = 2048  # weights a program holds: a few fp64 blocks of them fit the registers of 4 warps
 GPU_ROWS = 128  # a thread each
 INTERPRETED_BLOCK = 1 << 17  # the interpreter's cost is by operation, not by weight
@@ -237,7 +237,7 @@ class TritonVerify:
 _INJECTED = Capabilities(
     devices=("cuda", "interpreter"),
     dtypes=("fp32", "bf16", "fp16"),
-    tiles=(16, TILE),
+    tiles=(SMALL_TILE, TILE),
     max_vocabulary=1 << 18,
     work_limit={"interpreter": 16},
     supports=frozenset(VERIFYING),
