@@ -16,7 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-WRONG = ("failed", "unstable", "suite_error", "device_lost", "timed_out")
+from kernelassay.properties.records import WRONG
+
 KEY = ("kernel", "device", "level", "seed")
 
 HEAD = """# No false alarm
@@ -54,7 +55,7 @@ def lines_of(run: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "wrong": [
                 {k: r[k] for k in ("law", "dtype", "status", "reason")}
                 for r in records
-                if r["status"] in WRONG
+                if r["status"] in (*WRONG, "suite_error")
             ],
             "cases": sum(r["cases"] for r in records),
             "launches": sum(r["launches"] for r in records),

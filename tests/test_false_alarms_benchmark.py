@@ -1,0 +1,63 @@
+"""Long runs in short: what `benchmarks/false_alarms.py` makes of records, and the page it wrote."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelassay.properties.records import WRONG
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    """The names of the script."""
+    return runpy.run_path(str(ROOT / "benchmarks" / "false_alarms.py"))
+
+
+def run(seed: int, *statuses: str, cases: int = 10) -> dict[str, Any]:
+    """A run of one kernel, an item for each status, as `kernelassay run --json` writes it."""
+    records = [
+        {
+            "kernel": "mine", "device": "cpu", "law": f"attention.{n}", "dtype": "fp16",
+            "status": status, "reason": "", "cases": cases, "launches": cases, "seconds": 0.6,
+            "worst": 0.25 * n, "z_rms": None,
+        }
+        for n, status in enumerate(statuses)
+    ]  # fmt: skip
+    versions = {"device": "some (sm_1)", "torch": "2", "triton": "3"}
+    return {"level": "nightly", "seed": seed, "environment": versions, "records": records}
+
+
+def test_a_run_in_short(script: dict[str, Any]) -> None:
+    """Statuses are counted, cases summed, the worst item named; a failure is kept with its law."""
+    (line,) = script["lines_of"](run(3, "passed", "failed", "passed"))
+    assert line["items"] == {"failed": 1, "passed": 2}
+    assert (line["cases"], line["worst"], line["worst_law"]) == (30, 0.5, "attention.2 (fp16)")
+    assert [x["law"] for x in line["wrong"]] == ["attention.1"]
+    (row,) = [x for x in script["page"]([line]) if x.startswith("| mine")]
+    assert row == "| mine | CPU | 3 | 2 | 0 | 0 | 1 | 30 | 0.50 | 0.00 |"
+
+
+@pytest.mark.parametrize("status", [*WRONG, "suite_error"])
+def test_no_failure_is_left_out(script: dict[str, Any], status: str) -> None:
+    """Whatever a run ended badly with is counted as failed."""
+    (line,) = script["lines_of"](run(0, "passed", status))
+    assert [x["status"] for x in line["wrong"]] == [status]
+
+
+def test_the_longer_run_counts(script: dict[str, Any]) -> None:
+    """Of two runs of one kernel under one seed the one with more cases stays."""
+    runs = [run(1, "passed", cases=n) for n in (5, 7, 6)] + [run(0, "passed")]
+    lines = script["joined"](line for one in runs for line in script["lines_of"](one))
+    assert [(x["seed"], x["cases"]) for x in lines] == [(0, 10), (1, 7)]
+
+
+def test_the_page_is_what_its_record_says(script: dict[str, Any]) -> None:
+    """docs/false_alarms.md is what the newest record makes."""
+    record = max((ROOT / "benchmarks" / "results").glob("*-nightly.json"))
+    made = "\n".join(script["page"](json.loads(record.read_text())))
+    assert made + "\n" == (ROOT / "docs" / "false_alarms.md").read_text()
