@@ -5,6 +5,10 @@ in 3.6 and 3.9): a dot, a sum or a comparison works on the bits as integers, cas
 truncate, casts from other types convert the number and not the format. The mend wraps the four
 methods of the interpreter's builder that numbers pass through, for every kernel of the process,
 so that a kernel needs no branch of its own and a CPU runs the text that a GPU runs.
+
+It also spends a third of its time on what never changes: every call of a device function patches
+`triton.language` anew, every tensor looks its numpy type up in a table built for the occasion.
+The mend does the first once for each module and launch, and remembers the second.
 """
 
 import warnings
@@ -53,6 +57,10 @@ def mend() -> None:
     for name in ("create_dot", *faults()):
         _wrap(interpreter.InterpreterBuilder, name, _WRAPS[name])
     _wrap(interpreter, "_patch_lang_tensor", _index)
+    _wrap(interpreter, "_get_np_dtype", _remembered)
+    if hasattr(interpreter, "_LangPatchScope"):  # a launch undoes what it patched, and no more
+        _wrap(interpreter.GridExecutor, "__call__", _launch)
+        _wrap(interpreter, "_patch_lang", _once_a_launch)
 
 
 def _wrap(owner: Any, name: str, wrap: Callable[..., Any]) -> None:
@@ -146,6 +154,53 @@ def _index(original: Callable[..., Any]) -> Any:
         tensor.__index__ = lambda self: int(self.handle.data.item())
 
     return patch
+
+
+_patched: set[int] = set()
+"""Modules for whose functions the running launch has patched the language, by their globals."""
+
+
+def _launch(original: Callable[..., Any]) -> Any:
+    """A launch, which undoes its first patch when it ends, finds nothing patched."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        _patched.clear()
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            _patched.clear()
+
+    return call
+
+
+def _once_a_launch(original: Callable[..., Any]) -> Any:
+    """Within a launch the language is patched once for all functions of one module."""
+
+    def patch(fn: Any) -> Any:
+        from triton.runtime import interpreter
+
+        module = id(fn.__globals__)
+        if module in _patched:
+            return interpreter._LangPatchScope()
+        _patched.add(module)
+        return original(fn)
+
+    return patch
+
+
+def _remembered(original: Callable[..., Any]) -> Any:
+    """The numpy type of a Triton type, looked up once for each scalar that is no pointer."""
+    known: dict[str, Any] = {}
+
+    def get_np_dtype(tt_dtype: Any) -> Any:
+        scalar = tt_dtype.scalar
+        if scalar.is_ptr():
+            return original(scalar)
+        if scalar.name not in known:
+            known[scalar.name] = original(scalar)
+        return known[scalar.name]
+
+    return get_np_dtype
 
 
 _WRAPS = {

@@ -31,6 +31,7 @@ from kernelassay.properties.limit import time_limit
 from kernelassay.properties.property import Property
 from kernelassay.properties.records import Record
 from kernelassay.properties.regressions import Regressions
+from kernelassay.properties.room import with_room
 from kernelassay.properties.subject import Subject
 
 LEVELS = {"smoke": 20, "pr": 100, "nightly": 1000, "replay": 0}
@@ -95,7 +96,7 @@ def check(
     runner = _Runner(prop, subject, domain, options, search, on_case)
     main = None
     try:
-        found = runner.run()
+        found = with_room(runner.run)
         if found:
             main = _failed(record, prop, found, search)
         else:

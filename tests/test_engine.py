@@ -636,3 +636,16 @@ def test_metamorphic_laws_judge_the_lse_where_no_bits_are_promised() -> None:
     record = check(select("attention.row_independence")[0], toy(kernel)).record
     assert record.kind in ("WrongValue", "Imprecise")
     assert "lse" in record.reason
+
+
+def test_what_runs_with_room_is_as_without() -> None:
+    """Its value, its exception, calls of its own; its frame is larger than a chunk of 16 KiB."""
+    from kernelassay.properties import room
+
+    def depth(n: int) -> int:
+        return room.with_room(lambda: depth(n - 1)) + 1 if n else 0
+
+    assert depth(50) == 50
+    with pytest.raises(ZeroDivisionError):
+        room.with_room(lambda: 1 // 0)
+    assert room._large.__code__.co_stacksize == room.SLOTS > (1 << 14) // 8

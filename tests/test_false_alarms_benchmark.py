@@ -1,4 +1,4 @@
-"""Long runs in short: what `benchmarks/false_alarms.py` makes of records, and the page it wrote."""
+"""Long runs in short: what `benchmarks/false_alarms.py` makes of records, and its page."""
 
 import json
 import runpy

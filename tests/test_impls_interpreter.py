@@ -155,3 +155,63 @@ def test_interpreting_says_what_triton_did_at_import(monkeypatch: Any) -> None:
     """A change of the environment after the import of Triton changes nothing."""
     monkeypatch.delenv("TRITON_INTERPRET")
     assert interpreter.interpreting()
+
+
+@triton.jit
+def doubled(x):
+    return x + x
+
+
+@triton.jit
+def calling_kernel(X, Y, N: tl.constexpr, STEPS: tl.constexpr):
+    at = tl.arange(0, N)
+    x = tl.load(X + at)
+    for _ in range(STEPS):
+        x = doubled(x)
+    tl.store(Y + at, x)
+
+
+@triton.jit
+def failing_kernel(X, N: tl.constexpr):
+    tl.store(X + tl.arange(0, N), doubled(tl.load(X + tl.arange(0, N)))[None])
+
+
+def language() -> list[object]:
+    """What the interpreter puts its own functions in place of."""
+    return [tl.load, tl.sum, tl.dot, tl.tensor.__add__, tl.core.load, tl.math.exp]
+
+
+def test_device_functions_patch_the_language_once_and_leave_it_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A launch with many calls of a device function, then one that fails, then the first again."""
+    from triton.runtime import interpreter as theirs
+
+    patched = []
+    tensors = theirs._patch_lang_tensor
+    monkeypatch.setattr(
+        theirs, "_patch_lang_tensor", lambda *args: patched.append(args) or tensors(*args)
+    )
+    before, x = language(), torch.arange(4.0)
+    for _ in range(2):
+        patched.clear()
+        y = torch.empty_like(x)
+        calling_kernel[(1,)](x, y, N=4, STEPS=3)
+        assert torch.equal(y, 8 * x)
+        assert len(patched) == 1
+        assert language() == before
+        with pytest.raises(theirs.InterpreterError):
+            failing_kernel[(1,)](x.clone(), N=4)
+        assert language() == before
+
+
+def test_numpy_types_are_those_of_triton() -> None:
+    """Remembered by name, and for pointers the type of an address."""
+    from triton.runtime import interpreter as theirs
+
+    for _ in range(2):
+        assert theirs._get_np_dtype(tl.float16) == np.float16
+        assert theirs._get_np_dtype(tl.bfloat16) == np.uint16
+        assert theirs._get_np_dtype(tl.int1) == np.bool_
+        assert theirs._get_np_dtype(tl.block_type(tl.int64, [2])) == np.int64
+        assert theirs._get_np_dtype(tl.pointer_type(tl.float32)) == np.uint64
