@@ -91,8 +91,8 @@ def page(lines: list[dict[str, Any]]) -> Iterator[str]:
     yield "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
     for x in lines:
         items = x["items"]
-        on = {"cuda": x["machine"].split(" (")[0], "interpreter": "interpreter"}
-        where = on.get(x["device"], "CPU")
+        chip = (x["machine"] or "").split(" (")[0]  # what there was; a run may not have used it
+        where = {"cuda": chip, "cpu": "CPU"}.get(x["device"], x["device"])
         figures = (
             x["seed"], items.get("passed", 0), items.get("expected", 0), items.get("not_run", 0),
             len(x["wrong"]), f"{x['cases']:,}", f"{x['worst']:.2f}", f"{x['z_rms']:.2f}",

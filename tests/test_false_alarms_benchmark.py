@@ -28,7 +28,7 @@ def run(seed: int, *statuses: str, cases: int = 10) -> dict[str, Any]:
         }
         for n, status in enumerate(statuses)
     ]  # fmt: skip
-    versions = {"device": "some (sm_1)", "torch": "2", "triton": "3"}
+    versions = {"device": None, "torch": "2", "triton": "3"}
     return {"level": "nightly", "seed": seed, "environment": versions, "records": records}
 
 
@@ -40,6 +40,17 @@ def test_a_run_in_short(script: dict[str, Any]) -> None:
     assert [x["law"] for x in line["wrong"]] == ["attention.1"]
     (row,) = [x for x in script["page"]([line]) if x.startswith("| mine")]
     assert row == "| mine | CPU | 3 | 2 | 0 | 0 | 1 | 30 | 0.50 | 0.00 |"
+
+
+def test_where_a_run_was(script: dict[str, Any]) -> None:
+    """The chip of a run on one; a run on the CPU says so, whatever chip was beside it."""
+    one = run(0, "passed")
+    one["environment"]["device"] = "NVIDIA H200 (sm_90)"
+    rows = []
+    for device in ("cuda", "cpu", "interpreter"):
+        one["records"][0]["device"] = device
+        rows += [x for x in script["page"]([*script["lines_of"](one)]) if x.startswith("| mine")]
+    assert [x.split(" | ")[1] for x in rows] == ["NVIDIA H200", "CPU", "interpreter"]
 
 
 @pytest.mark.parametrize("status", [*WRONG, "suite_error"])
