@@ -55,13 +55,17 @@ def load_kernel(spec: str) -> list[Loaded]:
     return [present(Loaded(spec, _checked(spec, adapter))) for adapter in several]
 
 
+OWN_EXTRAS = ("flashinfer", "vllm", "sglang")
+"""Libraries that an extra of their name installs; the other ones come with "targets"."""
+
+
 def present(kernel: Loaded) -> Loaded:
     """*kernel* itself, if every module that its adapter's `needs` names can be imported here."""
     needs = getattr(kernel.adapter, "needs", ())
     missing = [n for n in needs if importlib.util.find_spec(n.partition(".")[0]) is None]
     if missing:
         bundled = type(kernel.adapter).__module__.startswith("kernelassay.")
-        extra = "flashinfer" if "flashinfer" in missing else "targets"
+        extra = next((name for name in missing if name in OWN_EXTRAS), "targets")
         where = f"; pip install 'kernelassay[{extra}]'" if bundled else ""
         what = f"skipped: needs {', '.join(missing)}, not installed here{where}"
         raise LoadError(kernel.spec, what, kind=UNAVAILABLE)

@@ -50,6 +50,12 @@ class Part:
     judged: Tensor
     wrong: Tensor
 
+    @property
+    def gross(self) -> bool:
+        """Whether an error is larger than what a model may be off by; chance explains others."""
+        far = ~((self.got - self.truth).abs() <= self.near)
+        return bool((self.wrong & far).any())
+
 
 @dataclass(frozen=True, eq=False)
 class Observed:
@@ -64,6 +70,11 @@ class Observed:
     def wrong(self) -> bool:
         """Whether any element of it is wrong."""
         return any(bool(p.wrong.any()) for p in (self.out, self.lse) if p is not None)
+
+    @property
+    def gross(self) -> bool:
+        """Whether an element is so wrong that models can be told from each other."""
+        return any(p.gross for p in (self.out, self.lse) if p is not None)
 
 
 @dataclass(frozen=True)
@@ -172,9 +183,12 @@ def _explains(error: Tensor, part: Part) -> bool:
 
 
 def recognise(seen: Sequence[Observed]) -> list[Reading]:
-    """At most two readings of the first of the calls: those that fit most of all of them."""
+    """At most two readings of the first of the calls: those that fit most of all of them.
+
+    None where its errors are small: declarations of numerics explain those, faults by chance.
+    """
     first, *others = seen
-    if not first.wrong:
+    if not first.gross:
         return []
     fitting: dict[tuple[str, str], tuple[Fault, Fit, int]] = {}
     cut = first.setting.tensors.plan.cuts is not None

@@ -206,6 +206,17 @@ def test_a_model_knows_its_own_fault(name: str, detail: str, where: str) -> None
     assert readings[0].fits == len(seen)
 
 
+def test_an_error_that_a_model_may_be_off_by_is_not_read() -> None:
+    """Where models may be off by more than the error, one that explains it does so by chance."""
+    name, detail, where = PLANTED[0]
+    seen = observed(Planted(name, detail), POOL[where])
+    assert (name, detail) in [(r.name, r.detail) for r in recognise([seen])]
+    error = float((seen.out.got - seen.out.truth).abs().max())
+    vague = replace(seen, out=replace(seen.out, near=seen.out.near + error), lse=None)
+    assert vague.wrong
+    assert recognise([vague]) == []
+
+
 SEVERAL = {n: SCORED[n] for n in ("every_term", "alibi_ragged", "sink_steps", "sink_ragged")}
 """Cases with scoring terms beside what older models are about."""
 OLDER = [

@@ -94,9 +94,19 @@ def test_pytest_skips_it(pytester: pytest.Pytester) -> None:
     ran.stdout.fnmatch_lines(["*2 kernels skipped*"])
 
 
-def test_an_absent_library_is_named_with_its_extra() -> None:
+@pytest.mark.parametrize(
+    ("spec", "library"),
+    [
+        ("flashinfer_merge:pair", "flashinfer"),
+        ("vllm_merge:adapter", "vllm"),
+        ("sglang_merge:adapter", "sglang"),
+    ],
+)
+def test_an_absent_library_is_named_with_its_extra(spec: str, library: str) -> None:
     """A GPU library has an extra of its own."""
-    if importlib.util.find_spec("flashinfer") is not None:
-        pytest.skip("flashinfer is installed here")
-    with pytest.raises(LoadError, match=r"needs flashinfer.*pip install 'kernelassay\[flashinfer"):
-        load_kernel("kernelassay.impls.flashinfer_merge:pair")
+    if importlib.util.find_spec(library) is not None:
+        pytest.skip(f"{library} is installed here")
+    with pytest.raises(
+        LoadError, match=rf"needs {library}.*pip install 'kernelassay\[{library}\]"
+    ):
+        load_kernel(f"kernelassay.impls.{spec}")

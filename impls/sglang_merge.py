@@ -1,0 +1,90 @@
+"""SGLang's Triton merge of two partial results (0.5.23), on a GPU or in Triton's interpreter.
+
+    merge_state_triton(out_a, lse_a, out_b, lse_b) -> out, lse
+
+Outputs are [rows, H, D], LSEs [rows, H], fp32, natural, all contiguous: the B x T rows of a call
+are the library's by view. An LSE of +inf counts as -inf. SGLang takes this kernel where its CUDA
+kernel does not serve: on AMD devices, for odd head sizes, for very many heads.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor
+
+from kernelassay.impls.contract import (
+    Capabilities,
+    Conventions,
+    MergeCall,
+    Numerics,
+    Unsupported,
+)
+from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.merge_calls import refuse_merge
+
+__all__ = ["adapter"]
+
+
+@cache
+def _library() -> Any:
+    mend()
+    return import_module("sglang.kernels.ops.attention.merge_state")
+
+
+def _rows(x: Tensor) -> Tensor:
+    """*x* [B, H, T, ...], [B, T, H, ...] in memory, as [B x T, H, ...]."""
+    x = x.transpose(1, 2)
+    if not x.is_contiguous():
+        raise Unsupported(f"SGLang: strides {x.stride()}; parts must be contiguous")
+    return x.flatten(0, 1)
+
+
+@dataclass(eq=False)
+class SglangMerge:
+    """The kernel above."""
+
+    name: str
+    capabilities: Capabilities
+    numerics: Numerics
+    needs: tuple[str, ...] = ("sglang",)
+
+    def merge(self, call: MergeCall) -> tuple[Tensor, Tensor]:
+        """out and lse of *call*."""
+        refuse_merge(self.name, self.capabilities, call)
+        outs, lses = call.outs, call.lses
+        if outs.device.type != "cuda" and not interpreting():
+            raise Unsupported(f"{self.name}: it does not run on {outs.device}")
+        _, B, _, T, _ = outs.shape
+        if not B * T:
+            return outs[0].clone(), lses[0].clone()
+        with launching(outs):
+            out, lse = _library().merge_state_triton(
+                _rows(outs[0]), _rows(lses[0]), _rows(outs[1]), _rows(lses[1])
+            )
+        return tuple(x.view(B, T, *x.shape[1:]).transpose(1, 2) for x in (out, lse))
+
+
+# Each row is a program of its own; NaN of an empty part leaks as 0 x NaN. Where both are empty the
+# library says nothing.
+adapter = SglangMerge(
+    "sglang_merge",
+    Capabilities(
+        devices=("cuda", "interpreter"),
+        dtypes=("fp16", "bf16", "fp32"),
+        head_sizes=(1, 8, 16, 64, 80, 128, 192, 256),
+        layouts=("BTHD",),
+        supports=frozenset(("merge",)),
+        declines=frozenset(("merge.many",)),
+        conventions=Conventions(
+            empty_row="zeros",
+            empty_lse="-inf",
+            lse_base="e",
+            masked_content="finite_only",
+            deterministic=True,
+            batch_invariant=True,
+        ),
+    ),
+    Numerics(out="input", lse="fp32", exp_u=2.0**-22, div_u=2.0**-22),
+)
