@@ -20,7 +20,7 @@ VERIFYING: Mapping[str, str] = {
     "drafts.many": "more than one draft for a request",
     "drafts.ragged": "numbers of drafts that differ between requests, 0 included",
     "drafts.none": "a call without any draft",
-    "drafts.skipped": "a draft of -1, which was never made, is never accepted",
+    "drafts.skipped": "a draft of -1, which was not made or is forbidden, is never accepted",
     "draft_law": "drafts drawn from the laws in q",
     "draft_certain": "drafts that were certain (greedy, n-gram): q is None",
     "greedy": "greedy requests, alone and beside sampled ones",
@@ -112,6 +112,11 @@ class Sampling:
     """the first y with C_y >= u instead."""
     shared_draw: bool = False
     """draw has one uniform for each request, not for each row: only one of them is used."""
+    skipped: Literal["never_made", "rejected"] = "never_made"
+    """what a draft of -1 was, where drafts have laws, and so what a sampled request's token there
+    is drawn from. never_made: p. rejected: it was drawn from q and is rejected whatever the
+    uniform, as one that a grammar forbids: [p - q]+, or p where that is 0. This follows the target
+    where p has no share of the forbidden."""
     bonus: Literal["drawn", "given"] = "drawn"
     """whether the kernel draws the bonus token or is given one."""
     rounds: Literal["token", "joint"] = "token"

@@ -13,8 +13,8 @@ p(x) / q(x) >= u; what follows a rejection is argmax [p - q]+ / race. The bonus 
 Laws are fp32, uniforms fp64, tokens int32 except the argmax and the bonus, which are int64.
 
 A draft of -1 is one that was drawn from q and that a grammar forbids: it is rejected, and [p - q]+
-follows, which is right, since p has no share of it. In the contract it was never made, and p
-follows. Without q the two are the same, so that certain drafts have an adapter of their own.
+follows, which is right, since p has no share of it. Drafts that are certain have an adapter of
+their own: without q, p follows.
 """
 
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ class VllmRejection:
 
 
 _SUPPORTS = frozenset(VERIFYING) - {"stop", "budget"}
-_OF_LAWS = _SUPPORTS - {"draft_certain", "drafts.skipped"}
+_OF_LAWS = _SUPPORTS - {"draft_certain"}
 _CERTAIN = _SUPPORTS - {"draft_law"}
 
 
@@ -111,6 +111,7 @@ def _adapter(name: str, supports: frozenset[str]) -> VllmRejection:
                 draw="race",
                 shared_draw=True,
                 bonus="given",
+                skipped="rejected",
                 ties="any",  # torch says of no tie which argmax it takes
             ),
             conventions=Conventions(deterministic=True),

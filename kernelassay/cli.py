@@ -81,7 +81,7 @@ def _run(commands: "Commands") -> None:
     add("--seed", type=int, help="run seed (default: 0; nightly: random)")
     add("--workers", type=_at_least(1), default=0, metavar="N", help="worker processes")
     add("--timeout", type=_seconds, default=120.0, metavar="S",
-        help="seconds that one case may take (default: 60)")  # fmt: skip
+        help="seconds that one case may take (default: %(default)g)")  # fmt: skip
     add("--json", metavar="FILE", help="write the records there")
     add("--text", metavar="FILE", help="write reports and summary there as well")
     add("--case", metavar="LITERAL", help='this case only, as "AttendCase(Tq=1, Tk=17)"')

@@ -14,6 +14,7 @@ row or a head leaves the others as they were, on every device and every version 
 | seek:s:o:a        | a * (row of signs:s at the key that query t aims at, own position + o) |
 | axis:a            | a at d = t mod D, else 0: query t reads column t mod D of k            |
 | first:a           | a at d = 0, else 0: every query reads column 0 of k                    |
+| pair:s:a:b:w      | a + w N(0, 1) at d = 0, b + w N(0, 1) at d = 1, else 0                 |
 | level:x           | x in every column                                                      |
 | ramp:a:x          | a + x t in every column: scores rising (x > 0) or falling with t       |
 | peak:p:lo:hi      | hi in row p, lo elsewhere                                              |
@@ -134,6 +135,11 @@ def _lattice(g: Grid, seed: int, m: int) -> Tensor:
     return (shift(hashed(seed, g.b, g.h, g.t, g.d), 33) % (2 * m + 1) - m).double()
 
 
+def _pair(g: Grid, seed: int, a: float, b: float, width: float) -> Tensor:
+    near = choose(g.d == 0, a, b) + width * normal(seed, g.b, g.h, g.t, g.d)
+    return torch.where(g.d < 2, near, 0.0)
+
+
 def _spike(g: Grid, low: float) -> Tensor:
     at = _steps(g)
     return torch.where(g.t < at, 0.0, torch.where(g.t == at, at.double().log(), low))
@@ -160,6 +166,7 @@ _PATTERNS: dict[str, tuple[Callable[..., Tensor], tuple[type, ...], int]] = {
     "seek": (_seek, (int, int, float), 0),
     "axis": (lambda g, a: choose(g.d == g.t % g.D, a, 0.0), (float,), 0),
     "first": (lambda g, a: choose(g.d == 0, a, 0.0), (float,), 0),
+    "pair": (_pair, (int, float, float, float), 0),
     "level": (lambda g, x: torch.full((), x, dtype=torch.float64), (float,), 0),
     "ramp": (lambda g, a, x: a + x * g.t.double(), (float, float), 0),
     "peak": (lambda g, p, lo, hi: choose(g.t == p, hi, lo), (int, float, float), 0),

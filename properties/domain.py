@@ -41,6 +41,8 @@ class Domain(Features):
     steps: int | None
     dtype: str
     out: str
+    fp16_sums: bool = False
+    """whether sums of products are kept in fp16, as far as the declared accumulator tells."""
     pages: tuple[int, ...] = ()
     splits: bool = False
     merge: bool = False
@@ -140,6 +142,7 @@ def _attention(subject: Subject, level: str, seed: int) -> Domain:
         steps=c.work_limit.get(subject.device, _STEPS.get(subject.device)),
         dtype=subject.dtype,
         out=subject.numerics.out,
+        fp16_sums=subject.dtype == "fp16" and subject.numerics.acc_u >= 2.0**-11,
         pages=c.pages,
         splits=c.splits,
         merge=subject.merges,

@@ -53,6 +53,7 @@ def _facts(case: AttendCase, domain: Domain) -> dict[str, bool]:
         "scores_far_below": offset < -90,
         "scores_rising": slope > 0,
         "scores_falling": slope < 0,
+        "large_products": case.k.startswith("pair:"),
         "scores_leap": case.k.startswith("peak:"),
         "spike_rows": case.k.startswith("spike:"),
         "needles": case.q.startswith("seek:"),

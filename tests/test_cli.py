@@ -76,6 +76,15 @@ def test_public_names() -> None:
         _ = kernelassay.Capabilites  # type: ignore[attr-defined]
 
 
+def test_help_states_the_time_limit_in_force(capsys: pytest.CaptureFixture[str]) -> None:
+    """The number in the help is the one that a run without the option has."""
+    limit = cli.parser().parse_args(["run", "--kernel", "k"]).timeout
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"seconds that one case may take (default: {limit:g})" in words
+
+
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     """The help names every command and every exit code; no command is an error."""
     with pytest.raises(SystemExit) as ended:

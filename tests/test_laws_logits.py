@@ -38,6 +38,15 @@ from kernelassay.properties.logits.batches import LARGE, batch_of, lay_out
 from kernelassay.properties.logits.case import LawCase
 from kernelassay.properties.logits.judge import bounds, exact_shares, judge, units_of
 from kernelassay.properties.logits.orders import PAIRS, TEMPERATURES, differ, kept, telling
+from kernelassay.properties.logits.strata_wide import (
+    never_rows,
+    never_top_k,
+    never_top_p,
+    nevers,
+    spread_rows,
+    spread_top_k,
+    spread_top_p,
+)
 from kernelassay.properties.property import select
 from kernelassay.properties.subject import Subject
 
@@ -120,6 +129,7 @@ CASES = (
     LawCase(rows=((3, 0), (1, 1)), masses=True, temperature=(0.5, 2.0), min_p=(0.0, 1.0)),
     LawCase(rows=((1, 2),), V=9, ids=(3, 8), fill=-1, top_k=(9,), mask=((0,),), hidden="nan"),
     LawCase(rows=((1, 2, 3),), absent=((0, 2),), step=0.25, shift=7, copies=9, at=4),
+    LawCase(rows=((-(10**9), 2),), V=300, ids=(3, 299), fill=0, spread=24, top_p=(0.9,)),
 )
 
 
@@ -143,6 +153,9 @@ def test_a_case_is_its_text(case: LawCase) -> None:
         ("V=1", "V"),
         ("V=4, ids=(3, 1)", "ids"),
         ("masses=True, V=4, ids=(1, 3), fill=-1", "fill"),
+        ("V=4, ids=(1, 3), fill=0, spread=-1", "spread"),
+        ("V=4, ids=(1, 3), spread=2", "spread"),
+        ("masses=True, V=4, ids=(1, 3), fill=1, spread=2", "spread"),
         ("mask=((2,),)", "mask"),
         ("absent=((), ())", "absent"),
         ("temperature=(0.0,)", "temperature"),
@@ -178,6 +191,43 @@ def test_rows_are_laid_out() -> None:
     given = lay_out(subject_of(), batch)
     given.call.logits[0, 0] = 7
     assert given.mutated() == ["logits"]
+
+
+def test_other_tokens_are_spread() -> None:
+    """From the fill down, by levels of the step; columns are where ids say."""
+    case = LawCase(rows=((5, 9),), step=2.0, V=7, ids=(2, 6), fill=1, spread=3)
+    assert batch_of(case, "fp32").logits.tolist() == [[2.0, -4.0, 10.0, 0.0, 2.0, -4.0, 18.0]]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_a_logit_that_stands_for_never_is_finite(dtype: str) -> None:
+    """It is held as it is meant, the least number of the dtype among them."""
+    cases = [LawCase(rows=((1, x),)) for x in nevers(dtype)]
+    held = [float(batch_of(case, dtype).logits[0, 1]) for case in cases]
+    assert torch.finfo(batch_of(cases[0], dtype).logits.dtype).min in held
+    assert max(held) < -9900
+
+
+@pytest.mark.parametrize("stratum", [spread_rows, spread_top_k, spread_top_p])
+def test_spread_rows_end_far_below_ten_deviations(stratum: Any) -> None:
+    """Next to exp(x - mean - 10 deviations) of the first thousand tokens nothing is left."""
+    cases = drawn(stratum(domain_of(subject_of(), "smoke")), 20)
+    far = 0
+    for case in cases:
+        x = batch_of(case, "fp32").logits[:, :1000].double()
+        far += bool((x.mean(-1) + 10 * x.std(-1) - x.amax(-1) > 104).all())
+    assert 2 * far > len(cases)
+
+
+@pytest.mark.parametrize("stratum", [never_rows, never_top_k, never_top_p])
+def test_never_rows_have_ends_that_no_few_steps_close(stratum: Any) -> None:
+    """Eighteen halvings of the range leave more than the whole range of the other logits."""
+    cases = drawn(stratum(domain_of(subject_of(), "smoke")), 20)
+    wide = 0
+    for case in cases:
+        x = batch_of(case, "fp32").logits.double()
+        wide += bool(((x.amax(-1) - x.amin(-1)) / 2**18 > 100).any())
+    assert 3 * wide > len(cases)
 
 
 def test_a_mask_may_say_what_to_drop() -> None:
@@ -282,6 +332,20 @@ def test_strata_make_supported_cases_of_their_label(subject: Subject) -> None:
                 found = labels_of(strategy, subject, domain)
                 assert label in found, f"{law.name} {label}"
                 assert found <= LABELS
+
+
+def drawn(strategy: Any, count: int) -> list[LawCase]:
+    """Cases of a stratum."""
+    cases: list[LawCase] = []
+
+    @hypothesis.seed(1)
+    @settings(max_examples=count, database=None, deadline=None, phases=[Phase.generate])
+    @hypothesis.given(case=strategy)
+    def take(case: LawCase) -> None:
+        cases.append(case)
+
+    take()
+    return cases
 
 
 def labels_of(strategy: Any, subject: Subject, domain: Any) -> set[str]:

@@ -30,7 +30,7 @@ from kernelassay.properties.speculative.laws_of import (
 )
 from kernelassay.properties.speculative.neighbours import around
 from kernelassay.properties.speculative.probes import probes, slack_errors
-from kernelassay.properties.speculative.requests import batch_of
+from kernelassay.properties.speculative.requests import batch_of, laws_table
 from kernelassay.properties.speculative.sampling import Sampler
 from kernelassay.properties.subject import Subject
 
@@ -87,6 +87,7 @@ MALFORMED = {
     "budget": "VerifyCase(budget=(-1,))",
     "seed": "VerifyCase(seed=-1)",
     "chained": "VerifyCase(chained=1)",
+    "spread": "VerifyCase(spread=2, V=9)",
 }
 
 
@@ -103,6 +104,7 @@ def test_a_case_comes_back_from_text_and_json() -> None:
         CASE,
         VerifyCase(q=None, stop=((0,),), budget=(1,)),
         VerifyCase(V=99, ids=(3, 98)),
+        VerifyCase(p=((1, 0), (1, 0)), spread=250, seed=7),
     ):
         assert parse_case(repr(case)) == case
         assert case_from(json.loads(json.dumps(to_json(case)))) == case
@@ -343,6 +345,96 @@ def test_neighbours_leave_out_a_token_a_draft_a_request_and_the_chain() -> None:
     assert "fails" in text
 
 
+def test_a_column_is_spread_over_tokens_in_shares_of_its_seed() -> None:
+    """Shares add up to the column's mass, differ, are the same in p and q; zeros stay zeros."""
+    case = VerifyCase(p=((3, 1, 0), (1, 1, 0)), q=((1, 1, 2),), spread=100, seed=3)
+    case.checked()
+    p, q = laws_table(case, [law_of_row(case.p[0]), law_of_row(case.q[0] if case.q else ())])
+    assert case.vocabulary == len(p) == 300
+    assert p.view(3, 100).sum(1).tolist() == pytest.approx([0.75, 0.25, 0.0])
+    assert len(set(p[:100].tolist())) > 10
+    assert torch.allclose(p[:100], 3 * q[:100])
+    assert not p[200:].any()
+    assert bool((q > 0).all())
+    other = laws_table(replace(case, seed=4), [law_of_row(case.p[0])])
+    assert not torch.equal(p[None], other)
+
+
+@pytest.mark.parametrize("law", ["decisions", "possible"])
+def test_the_last_token_after_many_weights_is_seen(law: str) -> None:
+    """A draw that no sum exceeds and that takes V - 1: the report names the tokens of a column."""
+
+    def last(call: VerifyCall, came: VerifyResult) -> VerifyResult:
+        assert call.draw is not None
+        assert came.accepted is not None
+        tokens, rows = came.tokens.clone(), torch.arange(call.requests)
+        place = came.accepted.long()
+        beyond = call.draw[call.offsets[:-1].long() + rows + place] == 1 - 2.0**-24
+        tokens[rows[beyond], place[beyond]] = call.p.shape[-1] - 1
+        return replace(came, tokens=tokens)
+
+    case = VerifyCase(p=((1, 1, 0), (1, 1, 0)), q=((1, 1, 1),), spread=100)
+    outcome = run(Changed(last), law, case=case)
+    assert outcome.record.kind == "WrongToken"
+    assert "200-299" in outcome.record.reason
+    assert run(Changed(), law, case=case).record.status == "passed"
+
+
+SKIPPING = VerifyCase(p=((1, 1, 2), (1, 1, 1)), q=((1, 2, 1),), skipped=(0,))
+
+
+@pytest.mark.parametrize(
+    ("declared", "first"), [("never_made", {0, 1, 2}), ("rejected", {2})], ids=lambda x: str(x)
+)
+def test_what_a_skipped_draft_was_decides_the_law_of_the_token(
+    declared: Any, first: set[int]
+) -> None:
+    """p follows a draft that was never made, [p - q]+ one that is rejected for certain."""
+    found = probes(SKIPPING, Sampling(noise="injected", skipped=declared), "fp32")
+    assert {x.tokens[0] for probe in found for x in probe.right} == first
+    certain = replace(SKIPPING, q=None)
+    found = probes(certain, Sampling(noise="injected", skipped=declared), "fp32")
+    assert {x.tokens[0] for probe in found for x in probe.right} == {0, 1, 2}
+    empty = replace(SKIPPING, p=((1, 2, 1), (1, 1, 1)))
+    found = probes(empty, Sampling(noise="injected", skipped=declared), "fp32")
+    assert {x.tokens[0] for probe in found for x in probe.right} == {0, 1, 2}
+
+
+def test_the_report_of_a_skipped_draft_names_what_is_declared() -> None:
+    """The bundled kernel draws from p: wrong where -1 means a draft that was rejected."""
+    outcome = run(Changed(sampling={"skipped": "rejected"}), "skipped", case=SKIPPING)
+    assert outcome.record.kind == "WrongToken"
+    assert outcome.found is not None
+    text = "\n".join(outcome.found.failure.facts["lines"])
+    for part in ('Sampling.skipped="rejected"', "[p - q]+ / Z = 0 0 1", "q = 1/4 1/2 1/4"):
+        assert part in text
+    assert run(Changed(), "skipped", case=SKIPPING).record.status == "passed"
+
+
+def test_one_fault_is_one_red_law() -> None:
+    """A draft of probability 0 that is accepted at 0 is a matter of decisions alone."""
+
+    def asked(law: str, case: VerifyCase) -> str:
+        def accept_it(call: VerifyCall) -> VerifyCall:
+            x = call.drafts.long()
+            rows = torch.arange(len(x)) + torch.repeat_interleave(call.counts.long())
+            assert call.accept is not None
+            forbidden = (call.p[rows, x] == 0) & (call.accept == 0) & (x >= 0)
+            p = call.p.clone()
+            p[rows[forbidden], x[forbidden]] = 1.0
+            return replace(call, p=p)
+
+        return run(Changed(call=accept_it), law, case=case).record.status
+
+    two = VerifyCase(counts=(1, 1), p=((1, 0), (1, 1)) * 2, q=((1, 1),) * 2)
+    beside, other = replace(two, greedy=(0,)), replace(two, skipped=(0,))
+    after = VerifyCase(counts=(2,), p=((1, 1), (1, 0), (1, 1)), q=((1, 1), (0, 1)), skipped=(0,))
+    assert (
+        asked("greedy", beside) == asked("skipped", other) == asked("skipped", after) == "passed"
+    )
+    assert asked("decisions", two) == asked("decisions", beside) == "failed"
+
+
 def test_malformed_answers_are_failures_of_form() -> None:
     """A token beyond the vocabulary, one after a placeholder, another dtype, no result at all."""
 
@@ -370,5 +462,7 @@ def test_sampling_says_what_is_wrong_with_a_declaration() -> None:
     """Field, got, expected."""
     with pytest.raises(ValueError, match=r"Sampling\.rule: got 'u<p', expected one of u\*q<p"):
         Sampling(rule="u<p")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Sampling\.skipped: got 'lost', expected one of never"):
+        Sampling(skipped="lost")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"Sampling\.unit: got 2\.0, expected a number in"):
         Sampling(unit=2.0)

@@ -285,6 +285,18 @@ def test_scores_lie_everywhere(reached: dict[str, list[AttendCase]]) -> None:
     assert tiles == {"first", "middle", "last"}
 
 
+def test_large_products_overflow_fp16_and_their_sums_do_not() -> None:
+    """Each visible score is a sum of two products past 65504 that nearly cancel."""
+    for case in of("large_products"):
+        tensors = logical(case, "fp16")
+        q, k = tensors.q.double(), tensors.k.double().repeat_interleave(case.Hq // case.Hkv, 1)
+        assert torch.isfinite(q).all()
+        assert torch.isfinite(k).all()
+        products = q[:, :, :, None, :2] * k[:, :, None, :, :2]
+        assert products.abs().min() > 65504
+        assert (q @ k.mT).abs().max() < 65504
+
+
 def of(name: str, count: int = 12) -> list[AttendCase]:
     """Cases of a stratum, for a kernel with every feature."""
     strategy = getattr(s, name)(DOMAINS["torch_reference-cpu"])

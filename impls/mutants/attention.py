@@ -5,6 +5,7 @@ Ids such as A94 name a report in the project's catalogue of public faults.
 
 from functools import partial
 
+from kernelassay.impls.contract import Numerics
 from kernelassay.impls.variants import Variant
 
 _mutant = partial(Variant, base="kernelassay.impls.torch_reference")
@@ -116,6 +117,22 @@ SCORES = (
         report="A52",
         hides="Exact until a later score is 88 above the first tile's.",
         law="attention.extreme_scores",
+    ),
+    _mutant(
+        name="products_rounded_before_the_sum",
+        edits=(
+            (
+                "z = queries @ k_tile.transpose(-1, -2)",
+                "z = (queries[..., :, None, :] * k_tile[..., None, :, :]).to(q.dtype).float()\n"
+                "        z = z.sum(dim=-1)",
+            ),
+        ),
+        report="A136",
+        hides="What is rounded is off by no more than a prescaled q, as which it is declared.",
+        numerics={"fp16": Numerics(l_from_p=False, q_prescaled=True, kstep=1)},
+        law="attention.extreme_scores",
+        dtype="fp16",
+        missed_by=("attention.value",),
     ),
     _mutant(
         name="maximum_starts_finite",

@@ -280,9 +280,8 @@ SOFTMAX = (
         name="law_of_minus_infinity_is_nan",
         edits=((DIFFERENCE, "scaled = x - x.mean(1, keepdim=True)"),),
         report="S26",
-        hides="Without -inf any number may be subtracted.",
+        hides="Without -inf any number may be subtracted until exp overflows.",
         law="logits.extreme",
-        missed_by=("logits.top_k",),
     ),
     _mutant(
         name="law_removed_tokens_have_a_little",
@@ -358,6 +357,48 @@ TILES = (
     ),
 )
 
+WIDE = (
+    _mutant(
+        name="law_top_p_of_weights_above_the_mean",
+        edits=(
+            (
+                WEIGHTS,
+                f"{WEIGHTS}\n"
+                "    finite = scaled.where(x > -math.inf, math.nan)\n"
+                "    moved = scaled - (finite.nanmean(1, True) if x.shape[1] > 128 else 0.0)",
+            ),
+            (
+                TOP_P,
+                "deviation = (finite - finite.nanmean(1, True)).square().nanmean(1, True).sqrt()\n"
+                "        some = (moved - (x.shape[1] > 128) * 10 * deviation).exp() * (w > 0)\n"
+                "        w = torch.where((some.sum(1, True) == 0) | top_p_kept(x, some, "
+                "call.top_p, maps.top_p_ties), w, 0.0)",
+            ),
+        ),
+        report="S16",
+        hides="Ten deviations above the mean no exp overflows, and random logits lie close.",
+        law="logits.top_p",
+        missed_by=(*_VALUE, "logits.vocabulary", "logits.order"),
+    ),
+    _mutant(
+        name="law_top_k_by_eighteen_halvings",
+        edits=(
+            (
+                KTH,
+                "low, high = x.where(x > -math.inf, math.inf).amin(1, True), x.amax(1, True)\n"
+                "        for _ in range(18): m = low / 2 + high / 2; "
+                "some = (x >= m).sum(1, True) >= k[:, None]; "
+                "low, high = m.where(some, low), high.where(some, m)\n"
+                "        return x >= low",
+            ),
+        ),
+        report="S46",
+        hides="Eighteen halvings tell any two logits of a test apart, and what is banned is -inf.",
+        law="logits.top_k",
+        missed_by=(*_VALUE, "logits.order", "logits.vocabulary"),
+    ),
+)
+
 CONDUCT = (
     _mutant(
         name="law_masks_in_place",
@@ -398,5 +439,5 @@ CONDUCT = (
     ),
 )
 
-MUTANTS = (*CUTS, *ORDERS, *SOFTMAX, *MASKS, *TILES, *CONDUCT, *logits_triton.MUTANTS)
+MUTANTS = (*CUTS, *ORDERS, *SOFTMAX, *MASKS, *TILES, *WIDE, *CONDUCT, *logits_triton.MUTANTS)
 CONTROLS = (*logits_controls.CONTROLS, *logits_triton.CONTROLS)

@@ -6,7 +6,7 @@ from kernelassay.impls.mutants import speculative as own
 from kernelassay.impls.mutants.speculative import BASE, drawing
 from kernelassay.impls.mutants.speculative_block import BASE as BLOCK
 from kernelassay.impls.mutants.speculative_chance import GIVEN, U, V, declining
-from kernelassay.impls.mutants.speculative_limits import CHOICE
+from kernelassay.impls.mutants.speculative_limits import CHOICE, REJECTS
 from kernelassay.impls.mutants.speculative_triton import BASE as TRITON
 from kernelassay.impls.variants import Variant
 
@@ -232,6 +232,27 @@ DECLARED = (
         edits=((own.SUMS, "weights = weights.float()\n    sums = weights.cumsum(-1)"),),
         report="S37",
         hides="An error of 2^-24 in a sum is what is declared.",
+    ),
+    _control(
+        name="verify_residual_of_a_skipped_draft_as_declared",
+        edits=((REJECTS, "rejects = (a < k) & draws"),),
+        report="S79",
+        hides="A draft that a grammar forbids was drawn from q, and -1 stands for it.",
+        capabilities=partial(drawing, skipped="rejected"),
+    ),
+    _control(
+        name="verify_draws_the_last_possible_token_if_no_sum_exceeds",
+        edits=(
+            *own.IN_ORDER,
+            (
+                own.FOUND,
+                own.FOUND_OR.format(
+                    "weights.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(-1)"
+                ),
+            ),
+        ),
+        report="S40",
+        hides="A uniform beyond every sum means the last token that has a weight.",
     ),
     _control(
         name="verify_typical_acceptance_as_declared",

@@ -19,6 +19,7 @@ from kernelassay.properties.failures import (
 from kernelassay.properties.judge import difference
 from kernelassay.properties.logits import strata as s
 from kernelassay.properties.logits import strata_extent as e
+from kernelassay.properties.logits import strata_wide as w
 from kernelassay.properties.logits.answers import answer, laws_of
 from kernelassay.properties.logits.batches import Given, batch_of, lay_out
 from kernelassay.properties.logits.case import LawCase
@@ -69,6 +70,8 @@ _VALUES: dict[str, tuple[str, dict[str, Stratum]]] = {
             "top_k_ties": s.top_k_ties,
             "top_k_one": s.top_k_one,
             "top_k_all": s.top_k_all,
+            "spread_top_k": w.spread_top_k,
+            "never_top_k": w.never_top_k,
         },
     ),
     "top_p": (
@@ -79,6 +82,8 @@ _VALUES: dict[str, tuple[str, dict[str, Stratum]]] = {
             "top_p_all": s.top_p_all,
             "top_p_tiny": s.top_p_tiny,
             "exact_share": s.exact_share,
+            "spread_top_p": w.spread_top_p,
+            "never_top_p": w.never_top_p,
         },
     ),
     "min_p": (
@@ -106,6 +111,8 @@ _VALUES: dict[str, tuple[str, dict[str, Stratum]]] = {
             "minus_infinity": e.minus_infinity,
             "equal_logits": e.equal_logits,
             "one_token": e.one_token,
+            "spread_rows": w.spread_rows,
+            "never_rows": w.never_rows,
         },
     ),
     "vocabulary": (
@@ -160,6 +167,7 @@ def masked_content(subject: Subject, case: LawCase) -> None:
         "many_copies": e.many_copies,
         "mapped_copies": e.mapped_copies,
         "tied_copies": e.tied_copies,
+        "spread_copies": w.spread_copies,
     },
     weight=0.4,
 )

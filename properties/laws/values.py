@@ -84,6 +84,7 @@ def score_terms(subject: Subject, case: AttendCase) -> None:
         "first_tile_masked": s.first_tile_masked,
         "scores_falling": s.scores_falling,
         "one_hot_softmax": s.one_hot_softmax,
+        "large_products": s.large_products,
         "softcap_far": s.softcap_far,
         "bias_far_below": s.bias_far_below,
         "bias_far_above": s.bias_far_above,

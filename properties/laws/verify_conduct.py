@@ -101,7 +101,12 @@ def possible(subject: Subject, case: VerifyCase) -> None:
                     raise WrongToken(
                         f"request {one.request}, with drafts {tokens_of(case, one)}, emitted "
                         f"{said(case, got)}: {why}",
-                        lines=described(case, one, min(got.accepted, len(one.drafts))),
+                        lines=described(
+                            case,
+                            one,
+                            min(got.accepted, len(one.drafts)),
+                            sampling_of(subject.capabilities),
+                        ),
                     )
 
 

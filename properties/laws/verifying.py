@@ -1,11 +1,11 @@
 """Exact laws of speculative verification: under given uniforms nothing is left to chance."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 import torch
 
-from kernelassay.impls.contract import Capabilities
+from kernelassay.impls.contract import Capabilities, Sampling
 from kernelassay.oracle.decisions import GRID, SLACK
 from kernelassay.oracle.speculative import Law, Round, residual
 from kernelassay.properties.failures import WrongDistribution, WrongToken
@@ -16,7 +16,13 @@ from kernelassay.properties.speculative.batches import sampling_of
 from kernelassay.properties.speculative.case import VerifyCase
 from kernelassay.properties.speculative.domain import CELLS
 from kernelassay.properties.speculative.laws_of import draft_chain, target_chain
-from kernelassay.properties.speculative.probes import Probe, probes, slack_for
+from kernelassay.properties.speculative.probes import (
+    Probe,
+    drawn_from,
+    probes,
+    slack_for,
+    subtracted,
+)
 from kernelassay.properties.speculative.requests import Request, batch_of
 from kernelassay.properties.subject import Subject
 
@@ -32,10 +38,20 @@ def _token_by_token(c: Capabilities) -> str | None:
     return None
 
 
-def decisions(subject: Subject, case: VerifyCase) -> None:
+Asked = Callable[[VerifyCase, Probe], bool]
+"""Which probes a law asks of a case."""
+
+
+def everything(case: VerifyCase, probe: Probe) -> bool:
+    """Every decision."""
+    return True
+
+
+def decisions(subject: Subject, case: VerifyCase, asked: Asked = everything) -> None:
     """Every probe's round is one of the right ones; captured weights are the right law."""
     sampling = sampling_of(subject.capabilities)
-    for some in launches(subject, case, probes(case, sampling, subject.dtype)):
+    every = [probe for probe in probes(case, sampling, subject.dtype) if asked(case, probe)]
+    for some in launches(subject, case, every):
         answer = verify(subject, batch_of(case, some))
         for n, probe in enumerate(some):
             got = as_columns(case, answer.round(n))
@@ -43,6 +59,27 @@ def decisions(subject: Subject, case: VerifyCase) -> None:
                 raise wrong_round(subject, case, probe, got)
             if sampling.noise == "captured":
                 check_weights(subject, case, probe, got, answer, n)
+
+
+def judging(asked: Asked) -> Callable[[Subject, VerifyCase], None]:
+    """The body of a law of those decisions that are *asked*."""
+    return lambda subject, case: decisions(subject, case, asked)
+
+
+def at_skipped(case: VerifyCase, probe: Probe) -> bool:
+    """The decision at a draft of -1."""
+    return probe.drafts[probe.at : probe.at + 1] == (-1,)
+
+
+def greedy_or_beside(case: VerifyCase, probe: Probe) -> bool:
+    """Those of greedy requests, and of those beside them what no end of [0, 1) decides.
+
+    A sampled request must not be taken for a greedy one; what 0 means to it is the matter of
+    speculative.decisions.
+    """
+    i, ends = probe.at, (0, 1 - GRID)
+    plain = not any(u in ends for u in (*probe.accept[i : i + 1], probe.draw[i]))
+    return plain or probe.request in case.greedy
 
 
 def launches(
@@ -59,7 +96,8 @@ def launches(
 def as_columns(case: VerifyCase, came: Round) -> Round:
     """The round with columns for tokens; a token that is no column's stays, as below -1."""
     at = {token: column for column, token in enumerate(case.columns)}
-    return Round(came.accepted, tuple(at.get(x, -2 - x) for x in came.tokens))
+    found = (at.get(x - x % case.spread, -2 - x) for x in came.tokens)
+    return Round(came.accepted, tuple(found))
 
 
 def check_weights(
@@ -72,20 +110,21 @@ def check_weights(
         return
     run = probe.drafts[:i]
     p = target_chain(case, probe.request)(run)
-    made = i < k and probe.drafts[i] >= 0
-    q = draft_chain(case, probe.request, probe.drafts)(run) if made else None
-    expected = p if q is None else residual(p, q) or p
+    q = subtracted(case, probe.request, sampling, run, probe.drafts[i] if i < k else None)
+    expected = drawn_from(p, q)
     came = answer.came.weights[n].to("cpu", torch.float64)
     total = float(came.sum())
-    for y, token in enumerate(case.columns):
-        off = abs(float(came[token]) / total - float(expected[y]))
-        allowed = float(slack_for(sampling, subject.dtype)(i, p, q)[1])
+    allowed = float(slack_for(sampling, subject.dtype, spread=case.spread)(i, p, q)[1])
+    for y in range(case.width):
+        weights = came[list(case.tokens_of(y))]
+        share = float(weights.sum()) / total
+        off = abs(share - float(expected[y]))
         subject.observe(off / allowed)
-        if not off <= allowed or (p[y] == 0 and float(came[token]) != 0):
+        if not off <= allowed or (p[y] == 0 and bool(weights.any())):
             raise WrongDistribution(
-                f"after {i} accepted drafts token {token} is drawn with probability "
-                f"{float(came[token]) / total:.9g}; expected {expected[y]} within {allowed:.2g}",
-                lines=described(case, probe, i),
+                f"after {i} accepted drafts token {named(case, y)} is drawn with probability "
+                f"{share:.9g}; expected {expected[y]} within {allowed:.2g}",
+                lines=described(case, probe, i, sampling),
             )
 
 
@@ -95,17 +134,25 @@ def wrong_round(subject: Subject, case: VerifyCase, probe: Probe, got: Round) ->
     also = f", or {len(probe.right) - 1} others" if len(probe.right) > 1 else ""
     return WrongToken(
         f"request {probe.request} emitted {said(case, got)}; expected {said(case, best)}{also}",
-        lines=described(case, probe, min(got.accepted, best.accepted)),
+        lines=described(
+            case, probe, min(got.accepted, best.accepted), sampling_of(subject.capabilities)
+        ),
     )
 
 
 def said(case: VerifyCase, came: Round) -> str:
     """A round in words: the tokens, and how many of them are drafts."""
-    tokens = [case.columns[x] if x >= 0 else -2 - x for x in came.tokens]
-    return f"{tokens} ({came.accepted} of them drafts)"
+    tokens = ", ".join(named(case, x) if x >= 0 else str(-2 - x) for x in came.tokens)
+    return f"[{tokens}] ({came.accepted} of them drafts)"
 
 
-def described(case: VerifyCase, probe: Request, i: int) -> list[str]:
+def named(case: VerifyCase, y: int) -> str:
+    """The token of column y; of several the first and the last."""
+    tokens = case.tokens_of(y)
+    return str(tokens[0]) if len(tokens) == 1 else f"{tokens[0]}-{tokens[-1]}"
+
+
+def described(case: VerifyCase, probe: Request, i: int, sampling: Sampling) -> list[str]:
     """The decision at place i: laws, draft, uniforms, each beside what it is compared with."""
     r, k = probe.request, case.counts[probe.request]
     run = tuple(max(x, 0) for x in probe.drafts[:i])
@@ -113,6 +160,8 @@ def described(case: VerifyCase, probe: Request, i: int) -> list[str]:
     lines = [f"Decision at place {i} of request {r}, which has {k} drafts"]
     tokens = [case.columns[x] if x >= 0 else x for x in probe.drafts]
     lines.append(f"  drafts {tokens}" + ("   greedy" if r in case.greedy else ""))
+    if case.spread > 1:
+        lines.append(f"  laws are of {case.width} times {case.spread} tokens, which share a mass")
     lines.append(f"  p = {shown(p)}")
     if i < k and probe.drafts[i] >= 0:
         q = draft_chain(case, r, probe.drafts)(run)
@@ -125,12 +174,24 @@ def described(case: VerifyCase, probe: Request, i: int) -> list[str]:
         )
         if (rest := residual(p, q)) is not None:
             lines.append(f"  else drawn from [p - q]+ / Z = {shown(rest)}")
+    elif i < k and r not in case.greedy:
+        lines += skipped_draft(sampling, p, subtracted(case, r, sampling, run, -1))
     lines.append(f"  uniform of the draw {float(probe.draw[i]):.9g}")
     if case.stop is not None and case.stop[r]:
         lines.append(f"  stop tokens {[case.columns[x] for x in case.stop[r]]}")
     if case.budget is not None:
         lines.append(f"  budget {case.budget[r]}")
     return lines
+
+
+def skipped_draft(sampling: Sampling, p: Law, q: Law | None) -> list[str]:
+    """What a draft of -1 means, and the law of the token that comes in its place."""
+    means = f'  draft -1: Sampling.skipped="{sampling.skipped}"'
+    if q is None:
+        return [f"{means}: the token is drawn from p"]
+    rest = residual(p, q)
+    law = "p, as [p - q]+ is 0" if rest is None else f"[p - q]+ / Z = {shown(rest)}"
+    return [f"{means}: the token is drawn from {law}", f"  q = {shown(q)}"]
 
 
 def shown(law: Law) -> str:
@@ -152,27 +213,33 @@ def near(u: Fraction, edge: Fraction) -> str:
     return f"{float(u):.9g}"
 
 
-_LAWS: dict[str, tuple[str, dict[str, s.Stratum]]] = {
+_LAWS: dict[str, tuple[str, dict[str, s.Stratum], Asked]] = {
     "decisions": (
         "Draft x is accepted below min(1, p(x)/q(x)); after a rejection the token is drawn from "
         "[p - q]+ / Z, after all drafts from the bonus row.",
         s.EXACT,
+        everything,
     ),
     "certain": (
         "A certain draft x is accepted below p(x), else the token is drawn from p without x.",
         {"certain_drafts": s.certain_drafts},
+        everything,
     ),
     "skipped": (
-        "A draft of -1 is not accepted, nor anything after it; the token is drawn from p.",
+        "A draft of -1 is not accepted, nor anything after it; the token is drawn from p, or from "
+        '[p - q]+ / Z where Sampling.skipped="rejected" is declared.',
         {"skipped_drafts": s.skipped_drafts},
+        at_skipped,
     ),
     "stop": (
         "Nothing follows a stop token, accepted or drawn.",
         {"stop_tokens": s.stop_tokens},
+        everything,
     ),
     "budget": (
         "No request emits more than its budget.",
         {"budget_cuts": s.budget_cuts, "no_budget_left": s.no_budget_left},
+        everything,
     ),
     "greedy": (
         "A greedy request emits what the target alone would: its likeliest tokens.",
@@ -181,13 +248,14 @@ _LAWS: dict[str, tuple[str, dict[str, s.Stratum]]] = {
             "greedy_and_sampled": s.greedy_and_sampled,
             "greedy_ties": s.greedy_ties,
         },
+        greedy_or_beside,
     ),
 }
-for _name, (_sentence, _strata) in _LAWS.items():
+for _name, (_sentence, _strata, _asked) in _LAWS.items():
     law(
         f"speculative.{_name}",
         _sentence,
         operation="verify",
         rests_on=_token_by_token,
         strata=_strata,
-    )(decisions)
+    )(judging(_asked))

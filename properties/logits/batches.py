@@ -56,8 +56,7 @@ class Given:
 def batch_of(case: LawCase, dtype: str) -> Batch:
     """The rows of *case* in *dtype*, masked logits as `LawCase.hidden` says."""
     R, V, columns = case.height, case.vocabulary, list(case.columns)
-    fill = -math.inf if case.fill is None else _logit(case, case.fill)
-    logits = torch.full((R, V), fill, dtype=torch.float64)
+    logits = _others(case).expand(R, V).clone()
     held = [[_logit(case, x) for x in row] for row in case.rows]
     logits[:, columns] = torch.tensor(held, dtype=torch.float64)
     for r, absent in enumerate(case.absent or ()):
@@ -82,6 +81,15 @@ def batch_of(case: LawCase, dtype: str) -> Batch:
         min_p=floats(case.min_p),
         mask=mask,
     )
+
+
+def _others(case: LawCase) -> Tensor:
+    """The logits [V] of a row's tokens as if it had no columns, in float64."""
+    others = torch.zeros(case.vocabulary, dtype=torch.float64)
+    if case.fill is None:
+        return others - math.inf
+    lower = 7 * torch.arange(case.vocabulary) % (case.spread + 1)
+    return others + _logit(case, case.fill) - lower * case.step
 
 
 def _logit(case: LawCase, x: int) -> float:

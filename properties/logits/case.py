@@ -21,8 +21,9 @@ class LawCase(Case):
     """R rows of W columns; a column's logit is level x step or, of *masses*, the log of its mass.
 
     ids: which tokens of the vocabulary of V the columns are; the others have the level (or mass)
-    *fill*, and -inf where it is None. absent: columns, row by row, whose logit is -inf. The maps
-    have a parameter for each row; mask: the columns that it removes. hidden: what those hold.
+    *fill*, and -inf where it is None. With a *spread* of n above 0 the level of another token v is
+    fill - (7 v mod (n + 1)). absent: columns, row by row, whose logit is -inf. The maps have a
+    parameter for each row; mask: the columns that it removes. hidden: what those hold.
 
     shift: a level added to all logits of the other call that a law compares with. at: the row
     that a law looks at, or the malformed call; copies: how many such rows are in a call.
@@ -34,6 +35,7 @@ class LawCase(Case):
     V: int | None = None
     ids: tuple[int, ...] | None = None
     fill: int | None = None
+    spread: int = 0
     absent: Rows | None = None
     temperature: tuple[float, ...] | None = None
     top_k: tuple[int, ...] | None = None
@@ -111,6 +113,12 @@ class LawCase(Case):
         ordered = [*ids] == sorted({*ids}) and len(ids) == W
         yield ordered and _whole(ids, 0, V - 1), "ids", f"{W} tokens below {V}, in order"
         yield self.fill is None or _whole((self.fill,), least), "fill", "a level or mass, or None"
+        wide = self.fill is not None and not self.masses
+        yield (
+            self.spread == 0 or (wide and self.spread > 0),
+            "spread",
+            "0, or with a fill of levels",
+        )
         yield self.hidden in HIDDEN, "hidden", f"one of {', '.join(HIDDEN)}"
         yield self.copies >= 1, "copies", "at least 1"
         yield self.at >= 0, "at", "at least 0"

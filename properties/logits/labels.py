@@ -10,6 +10,10 @@ from kernelassay.properties.logits.case import LawCase
 from kernelassay.properties.logits.domain import LawDomain
 from kernelassay.properties.logits.orders import PAIRS, TEMPERATURES, differ
 
+WIDE = 16
+"""From here on levels are spread widely, whatever the step is."""
+NEVER = -10000.0
+"""A finite logit that stands for a token that must never come, at most."""
 FAR = 1000.0
 """From here on a logit is far: no weight is left of one that is as far below another."""
 
@@ -52,6 +56,8 @@ def _facts(case: LawCase) -> dict[str, bool]:
     shares = [] if case.top_p is None else [*zip(levels, case.top_p, strict=True)]
     ratios = case.min_p or ()
     many = case.fill is not None and V > W
+    wide = many and case.spread >= WIDE
+    never = many and any(x[-1] * size <= NEVER < x[0] * size for x in levels)
     return {
         "logit_rows": True,
         "malformed": True,
@@ -98,6 +104,13 @@ def _facts(case: LawCase) -> dict[str, bool]:
         "equal_logits": any(len({*x}) == 1 < len(x) for x in levels) and not case.masses,
         "shifted": case.shift != 0,
         "large_vocabulary": V >= 16 * W,
+        "spread_rows": wide,
+        "spread_top_k": wide and case.top_k is not None,
+        "spread_top_p": wide and case.top_p is not None,
+        "spread_copies": wide and case.copies > 1 and bool(given),
+        "never_rows": never,
+        "never_top_k": never and case.top_k is not None,
+        "never_top_p": never and case.top_p is not None,
         "last_token": V - 1 in case.columns and V > W,
     }
 

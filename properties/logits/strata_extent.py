@@ -148,15 +148,20 @@ def tile_edges(domain: LawDomain) -> Strategy | None:
 def _large(draw: st.DrawFn, domain: LawDomain, sizes: list[int] | None) -> LawCase:
     within = [n for n in (1000, 1024, 2049, 4096, 32000, 65537) if n <= domain.vocabulary]
     V = draw(st.sampled_from(sizes or within))
-    edges = {n * t + d for t in domain.tiles for n in (1, 2) for d in (-1, 0, 1)}
-    places = sorted({0, 1, V // 2} | {e for e in edges if 0 < e < V - 1})
-    ids = draw(st.lists(st.sampled_from(places), min_size=1, max_size=4, unique=True))
-    columns = tuple(sorted({*ids, V - 1}))
+    columns = few_tokens(draw, domain, V)
     R = draw(st.integers(1, max(1, min(2, domain.most_rows, domain.cells // V))))
     rows = tuple(tuple(draw(st.integers(6, 10)) for _ in columns) for _ in range(R))
     fill = draw(st.sampled_from([0, -2, None]))
     case = LawCase(rows=rows, V=V, ids=columns, fill=fill)
     return _cut(draw, domain, case) if draw(st.booleans()) else case
+
+
+def few_tokens(draw: st.DrawFn, domain: LawDomain, V: int) -> tuple[int, ...]:
+    """The last token of a vocabulary of V and a few others, at tile edges or its beginning."""
+    edges = {n * t + d for t in domain.tiles for n in (1, 2) for d in (-1, 0, 1)}
+    places = sorted({0, 1, V // 2} | {e for e in edges if 0 < e < V - 1})
+    ids = draw(st.lists(st.sampled_from(places), min_size=1, max_size=4, unique=True))
+    return tuple(sorted({*ids, V - 1}))
 
 
 def _cut(draw: st.DrawFn, domain: LawDomain, case: LawCase) -> LawCase:

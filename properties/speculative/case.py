@@ -17,11 +17,13 @@ class VerifyCase(Case):
     None if drafts are certain. A row's law is its masses divided by their sum. A *chained* row
     depends on the token before it, x, as target and draft models do: the law of y is that of
     (y + x) mod W in the row. ids: which tokens of the vocabulary of V the W columns are; all other
-    tokens have probability 0.
+    tokens have probability 0. spread: column y is so many tokens, y spread to (y + 1) spread - 1,
+    which share its mass in the ratio of whole numbers from 1 to 16 that the seed draws; p / q and
+    the order of sums are those of columns, so that decisions are, too.
 
-    skipped: drafts, by number, that were never made; greedy: requests that are greedy; stop: stop
-    tokens of each request, as columns; budget: most tokens of each request; seed: of drafts and
-    noise where a law draws some.
+    skipped: drafts, by number, that are -1, see `Sampling.skipped`; greedy: requests that are
+    greedy; stop: stop tokens of each request, as columns; budget: most tokens of each request;
+    seed: of shares, and of drafts and noise where a law draws some.
     """
 
     counts: tuple[int, ...] = (1,)
@@ -30,6 +32,7 @@ class VerifyCase(Case):
     chained: bool = False
     V: int | None = None
     ids: tuple[int, ...] | None = None
+    spread: int = 1
     skipped: tuple[int, ...] = ()
     greedy: tuple[int, ...] = ()
     stop: Rows | None = None
@@ -56,13 +59,24 @@ class VerifyCase(Case):
 
     @property
     def vocabulary(self) -> int:
-        """V, which is W where nothing else is said."""
-        return self.width if self.V is None else self.V
+        """V, which is W spread where nothing else is said."""
+        return self.width * self.spread if self.V is None else self.V
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """The token of each column."""
-        return tuple(range(self.width)) if self.ids is None else self.ids
+        """The token of each column, the first of several."""
+        if self.ids is not None:
+            return self.ids
+        return tuple(range(0, self.width * self.spread, self.spread))
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens of the first column, then those of the next, W spread in all."""
+        return [token for y in range(self.width) for token in self.tokens_of(y)]
+
+    def tokens_of(self, y: int) -> range:
+        """All tokens of column y."""
+        return range(self.columns[y], self.columns[y] + self.spread)
 
     def first_draft(self, r: int) -> int:
         """The number of the first draft of request r."""
@@ -82,6 +96,14 @@ class VerifyCase(Case):
                 continue
             if len(rows or ()) != many or not all(_row(row, len(self.p[0])) for row in rows or ()):
                 raise wrong(name, f"{many} rows of equally many masses >= 0, not all 0")
+        plain = self.V is None and self.ids is None and not self.greedy and self.stop is None
+        if self.spread != 1 and (
+            not _whole(self.spread) or not self.spread or not plain or (N and self.q is None)
+        ):
+            raise wrong(
+                "spread",
+                "1, or more where drafts have laws, and V, ids, greedy and stop are left out",
+            )
         W, V = self.width, self.vocabulary
         if not _whole(V) or W > V:
             raise wrong("V", f"a number of at least {W}, or None for {W}")

@@ -46,7 +46,8 @@ def _facts(case: VerifyCase) -> dict[str, bool]:
         "budgets": bool(budgets),
         "budget_cuts": any(b <= k for b, k in zip(budgets, counts, strict=False)),
         "no_budget_left": 0 in budgets,
-        "large_vocabulary": case.vocabulary > 64 * case.width,
+        "large_vocabulary": case.vocabulary > 64 * case.width * case.spread,
+        "many_weights": case.spread > 1 and any(not row[-1] for row in case.p),
         "even_odds": len(counts) == 1
         and bool(laws)
         and all(

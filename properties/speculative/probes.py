@@ -9,7 +9,9 @@ before that place are accepted.
 How near a uniform may be to a breakpoint follows from the kernel's rounding. With the relative
 error e of an entry of p or q and u of an operation, a quotient p / q is off by 3 e at most. A
 cumulated sum of n terms of [p - q]+, divided by its total Z, is off by e (4 / Z + 2) + 2 n u: each
-difference carries e (p + q), so that their sum carries 2 e, divided by Z, and so does Z itself.
+difference carries e (p + q), so that their sum carries 2 e, divided by Z, and so does Z itself. A
+column that is spread over s tokens has s terms, each rounded to its format; one of mass w has no
+token below w / (16 s), where numbers of fp16 are 2^-24 apart.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,6 +35,7 @@ from kernelassay.oracle.decisions import (
     places,
 )
 from kernelassay.oracle.speculative import (
+    Context,
     Law,
     Prefix,
     Round,
@@ -52,12 +55,16 @@ from kernelassay.properties.speculative.requests import Request
 
 BITS = {"fp32": 24, "fp16": 11, "bf16": 8}
 """Significant bits of the formats that laws come in."""
+HALF_STEP = {"fp16": Fraction(1, 2**25)}
+"""Half of the distance between the format's least numbers, where a law's may be among them."""
 PLAIN = 6949143 * GRID
 """A uniform of 0.414..., that no breakpoint of small masses is near to."""
 ANY = Fraction(2)
 """A slack within which every outcome is right."""
 LEAD = Fraction(1, 2**16)
 """By how much the winner of a race leads: far above fp32's rounding."""
+LONG_LEAD = Fraction(2**20)
+"""The same where a column's mass is spread over tokens, whose shares are rounded to the dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +75,16 @@ class Probe(Request):
     right: frozenset[Round] = frozenset()
 
 
-def slack_for(sampling: Sampling, dtype: str, judged: frozenset[int] | None = None) -> Slack:
+def slack_for(
+    sampling: Sampling, dtype: str, judged: frozenset[int] | None = None, spread: int = 1
+) -> Slack:
     """How near to a breakpoint either neighbour is right, for a kernel with this rounding.
 
     With *judged*, places, draws anywhere else are not judged.
     """
 
     def slack(i: int, p: Law, q: Law | None) -> tuple[Fraction, Fraction]:
-        accept, draw = slack_errors(p, q, sampling, dtype)
+        accept, draw = slack_errors(p, q, sampling, dtype, spread)
         free = judged is not None and i not in judged
         return max(SLACK, accept), ANY if free else max(SLACK, draw)
 
@@ -83,19 +92,26 @@ def slack_for(sampling: Sampling, dtype: str, judged: frozenset[int] | None = No
 
 
 def slack_errors(
-    p: Law, q: Law | None, sampling: Sampling, dtype: str
+    p: Law, q: Law | None, sampling: Sampling, dtype: str, spread: int = 1
 ) -> tuple[Fraction, Fraction]:
     """By how much a kernel's rounding moves a breakpoint of the acceptance, and of the draw."""
-    return _errors(p, q, Fraction(sampling.unit), BITS[dtype])
+    return _errors(p, q, Fraction(sampling.unit), dtype, spread)
 
 
 @lru_cache(4096)
-def _errors(p: Law, q: Law | None, u: Fraction, bits: int) -> tuple[Fraction, Fraction]:
+def _errors(
+    p: Law, q: Law | None, u: Fraction, dtype: str, spread: int
+) -> tuple[Fraction, Fraction]:
     """By how much a quotient, and a cumulated sum, may be off."""
-    e = u + max(rounding(law, bits) for law in (p, q) if law is not None)
-    weights = p if q is None else residual(p, q) or p
+    laws, bits = [law for law in (p, q) if law is not None], BITS[dtype]
+    if spread == 1:
+        e = u + max(rounding(law, bits) for law in laws)
+    else:
+        least = min(w for law in laws for w in law if w) / (16 * spread)
+        e = u + max(Fraction(1, 2**bits), HALF_STEP.get(dtype, Fraction(0)) / least)
+    weights = drawn_from(p, q)
     Z = Fraction(1) if q is None else total_variation(p, q) or Fraction(1)
-    return 3 * e, e * (4 / Z + 2) + 2 * len(support(weights)) * u
+    return 3 * e, e * (4 / Z + 2) + 2 * spread * len(support(weights)) * u
 
 
 def unjudged(i: int, p: Law, q: Law | None) -> tuple[Fraction, Fraction]:
@@ -132,8 +148,12 @@ class Prober:
         return draft_chain(self.case, self.r, (*run, x))(run)
 
     def skipped(self, i: int) -> bool:
-        """Whether draft i was never made."""
+        """Whether draft i is -1."""
         return self.case.first_draft(self.r) + i in self.case.skipped
+
+    def subtracted(self, run: Prefix, x: int | None) -> Law | None:
+        """The q that is subtracted from p where x, the draft after *run*, is not accepted."""
+        return subtracted(self.case, self.r, self.sampling, run, x)
 
     def all(self) -> Iterator[Probe]:
         """Probes of every place that can be reached."""
@@ -177,13 +197,16 @@ class Prober:
 
     def at(self, run: Prefix) -> Iterator[Probe]:
         """Probes of the decision after *run*."""
-        i, p, near = len(run), self.p(run), slack_for(self.sampling, self.dtype)
+        i, p = len(run), self.p(run)
+        near = slack_for(self.sampling, self.dtype, spread=self.case.spread)
         if i == self.k and self.sampling.bonus == "given":
             for y in self.bonuses(run):
                 yield self.made(i, run, bonus=y)
         elif i == self.k or self.skipped(i):
-            for w in self.drawing(draw_pieces(p), near(i, p, None)[1]):
-                yield self.made(i, run if i == self.k else (*run, -1), draw=w)
+            x = None if i == self.k else -1
+            q = self.subtracted(run, x)
+            for w in self.drawing(draw_pieces(drawn_from(p, q)), near(i, p, q)[1]):
+                yield self.made(i, run if x is None else (*run, x), draw=w)
         else:
             for x in self.drafted(run):
                 yield from self.of_draft(run, x, near)
@@ -217,16 +240,18 @@ class Prober:
     ) -> Probe:
         """The round of the drafts *run* and the surest ones after them.
 
-        Drafts before and after the place *at* have the uniform 0, which accepts what can be.
+        Drafts before and after the place *at* have the uniform 0, which accepts what can be; where
+        p(x) = 0 they have another, so that only a probe of that place asks what comes at 0.
         """
         drafts = run
         while len(drafts) < self.k:
             drafts = (*drafts, self.next(drafts))
-        uniforms = [Fraction(0)] * self.k
+        made = tuple(max(x, 0) for x in drafts)
+        uniforms = [Fraction(0) if self.p(made[:i])[x] else PLAIN for i, x in enumerate(made)]
         if at < self.k:
             uniforms[at] = accept
         if bonus is None and self.sampling.bonus == "given":
-            bonus = self.bonuses(tuple(max(x, 0) for x in drafts))[0]
+            bonus = self.bonuses(made)[0]
         draws = [PLAIN] * (self.k + 1)
         draws[at] = draw
         if self.sampling.shared_draw:
@@ -255,14 +280,13 @@ class Prober:
     def race(self, probe: Probe) -> tuple[Fraction, ...]:
         """Noise under which the token that the draw's uniform means wins, others nearly."""
         i, run = probe.at, probe.drafts[: probe.at]
-        p = self.p(run)
-        weights = p
-        if i < self.k and probe.drafts[i] >= 0:
-            weights = residual(p, self.q(run, probe.drafts[i])) or p
+        x = probe.drafts[i] if i < self.k else None
+        weights = drawn_from(self.p(run), self.subtracted(run, x))
         winner = decide(draw_pieces(weights), probe.draw[i])
+        lead = LEAD if self.case.spread == 1 else LONG_LEAD
         tiny = Fraction(1, 2**40)  # with it a token of weight 0 must not win
         return tuple(
-            tiny if not w else w if y == winner else w * (1 + LEAD) for y, w in enumerate(weights)
+            tiny if not w else w if y == winner else w * (1 + lead) for y, w in enumerate(weights)
         )
 
     def right(self, probe: Probe) -> frozenset[Round]:
@@ -272,18 +296,22 @@ class Prober:
             judged = frozenset[int]()  # the weights are looked at, not what was drawn from them
         elif probe.race is not None:
             judged = frozenset({probe.at})
-        return self.right_of(probe, slack_for(self.sampling, self.dtype, judged))
+        return self.right_of(probe, slack_for(self.sampling, self.dtype, judged, self.case.spread))
 
     def right_of(self, probe: Request, slack: Slack) -> frozenset[Round]:
         """The right rounds of a request, if breakpoints are known so well."""
         case, r, drafts = self.case, self.r, probe.drafts
         stop = () if case.stop is None else case.stop[r]
         budget = None if case.budget is None else case.budget[r]
-        target = target_chain(case, r)
+        target: Context = target_chain(case, r)
+        after_skip = None
         if -1 in drafts:  # a round that was offered no draft there is a shorter one
             drafts = drafts[: drafts.index(-1)]
+            after_skip = self.subtracted(drafts, -1)
         if r in case.greedy:
             return greedy_rounds(target, drafts, stop, budget, self.sampling.ties)
+        if after_skip is not None:  # whose last token follows another law than p
+            target, slack = self.after_skip(drafts, after_skip, slack)
         rows = [self.q(drafts[:i], x) for i, x in enumerate(drafts)]
         noise = Noise(
             probe.accept[: len(drafts)],
@@ -294,3 +322,34 @@ class Prober:
         )
         nearly = max(SLACK, 4 * Fraction(self.sampling.unit))  # of a quotient, or of logarithms
         return decided_rounds(target, rows, drafts, noise, stop, budget, slack, nearly)
+
+    def after_skip(self, run: Prefix, q: Law, slack: Slack) -> tuple[Context, Slack]:
+        """The target's laws, and what is near to their breakpoints, with [p - q]+ after *run*."""
+        target, end = target_chain(self.case, self.r), len(run)
+        p = target(run)
+        last, errors = drawn_from(p, q), slack(end, p, q)
+
+        def laws(before: Prefix) -> Law:
+            return last if len(before) == end else target(before)
+
+        def near(i: int, p: Law, q: Law | None) -> tuple[Fraction, Fraction]:
+            return errors if i == end else slack(i, p, q)
+
+        return laws, near
+
+
+def subtracted(
+    case: VerifyCase, r: int, sampling: Sampling, run: Prefix, x: int | None
+) -> Law | None:
+    """The q of [p - q]+ after *run* where the draft x is not accepted; None where p follows.
+
+    x is None after all drafts, -1 where the draft is skipped.
+    """
+    if x is None or (x < 0 and (sampling.skipped == "never_made" or case.q is None)):
+        return None
+    return draft_chain(case, r, (*run, x))(run)
+
+
+def drawn_from(p: Law, q: Law | None) -> Law:
+    """The law of a token that is no draft: p, or [p - q]+ / Z where that is not empty."""
+    return p if q is None else residual(p, q) or p

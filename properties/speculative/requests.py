@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from kernelassay.properties.speculative.laws_of import draft_chain, target_chain
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request of the case with its drafts, as columns, -1 for one never made, and its noise."""
+    """A request of the case with its drafts, as columns, -1 for a skipped one, and its noise."""
 
     request: int
     drafts: Prefix
@@ -47,8 +48,18 @@ def laws_table(case: VerifyCase, laws: Sequence[Law]) -> Tensor:
     made = torch.zeros(max(1, len(laws)), case.vocabulary, dtype=torch.float64)
     if laws:
         held = [[float(w) for w in law] for law in laws]
-        made[:, list(case.columns)] = torch.tensor(held, dtype=torch.float64)
+        made[:, case.tokens] = spread_out(case, held)
     return made
+
+
+def spread_out(case: VerifyCase, held: Sequence[Sequence[float]]) -> Tensor:
+    """Numbers of columns [., W] as those of their tokens [., W spread], each in its share."""
+    each = torch.tensor(held, dtype=torch.float64).repeat_interleave(case.spread, 1)
+    if case.spread == 1:
+        return each
+    chance = np.random.default_rng(case.seed)
+    shares = torch.tensor(chance.integers(1, 17, (case.width, case.spread)), dtype=torch.float64)
+    return each * (shares / shares.sum(1, keepdim=True)).flatten()
 
 
 def batch_of(case: VerifyCase, some: Sequence[Request]) -> Batch:
@@ -108,7 +119,7 @@ def _races(case: VerifyCase, some: Sequence[Request]) -> Tensor | None:
         return None
     made = torch.full((len(some), case.vocabulary), 2.0**-40, dtype=torch.float64)
     held = [[float(x) for x in one.race or ()] for one in some]
-    made[:, list(case.columns)] = torch.tensor(held, dtype=torch.float64)
+    made[:, case.tokens] = spread_out(case, held)
     return made
 
 

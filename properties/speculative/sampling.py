@@ -144,7 +144,7 @@ def as_columns(case: VerifyCase, answer: Verified) -> tuple[np.ndarray, ...]:
     """tokens as columns, accepted, lengths; a token that is no column's is below -1."""
     tokens, lengths = answer.tokens.numpy(), answer.lengths.numpy()
     at = np.full(case.vocabulary, -2)
-    at[list(case.columns)] = np.arange(case.width)
+    at[case.tokens] = np.arange(case.width).repeat(case.spread)
     there = np.arange(tokens.shape[1])[None] < lengths[:, None]
     return np.where(there, at[np.where(there, tokens, 0)], -1), answer.accepted.numpy(), lengths
 

@@ -228,7 +228,7 @@ def no_drafts(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
 
 @stratum("drafts.skipped")
 def skipped_drafts(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
-    """A draft was never made: it is -1."""
+    """A draft is -1: see `Sampling.skipped`."""
     case = laws(draw, domain, counts_of(draw, domain), draw(widths(domain)))
     return replace(case, skipped=(draw(st.integers(0, sum(case.counts) - 1)),))
 
@@ -297,6 +297,31 @@ def _large(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
     return replace(case, p=p, V=V, ids=tuple(ids))
 
 
+def many_weights(domain: VerifyDomain) -> Strategy | None:
+    """Hundreds of unequal weights, and after them tokens of probability 0, perhaps before them.
+
+    Sums of so many floats differ by the order of their terms: for a uniform next to 1 none may
+    exceed u C, and the last token, or one past the end, is no way out.
+    """
+    fits = domain.vocabulary >= 1000 and domain.has("draft_law")
+    return _many(domain) if fits else None
+
+
+@st.composite
+def _many(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
+    width, spread = draw(st.sampled_from([3, 4])), draw(st.sampled_from([100, 250]))
+    case = laws(draw, domain, counts_of(draw, domain, 2), width)
+    assert case.q is not None
+
+    def target() -> Row:
+        before = draw(st.integers(0, 1))
+        return (*[0] * before, *row(draw, domain, width - 1 - before, low=1), 0)
+
+    p = tuple(target() for _ in case.p)
+    q = tuple(row(draw, domain, width, low=1) for _ in case.q)
+    return replace(case, p=p, q=q, chained=False, spread=spread, seed=draw(SEEDS))
+
+
 def greedy_ties(domain: VerifyDomain) -> Strategy | None:
     """The likeliest tokens tie, and lie far apart where the vocabulary is large."""
     return _greedy_ties(domain) if domain.has("greedy") else None
@@ -327,6 +352,7 @@ EXACT = {
     "no_drafts_first": no_drafts_first,
     "no_drafts_last": no_drafts_last,
     "large_vocabulary": large_vocabulary,
+    "many_weights": many_weights,
 }
 
 

@@ -198,6 +198,31 @@ def spike_rows(draw: st.DrawFn, domain: Domain) -> AttendCase:
     return spiked(domain, case)
 
 
+def large_products(domain: Domain) -> Strategy | None:
+    """Products of q and k of 9e4 or 1e6, past the largest of fp16, that cancel in each score.
+
+    Sums in fp32 hold them, and the sum is moderate before any scale; a product that is rounded on
+    its own overflows in fp16, and in bf16 is off by hundreds. A declared fp16 accumulator may
+    overflow.
+    """
+    fits = max(domain.head_sizes) > 1 and not domain.fp16_sums
+    return _large_products(domain) if fits else None
+
+
+@st.composite
+def _large_products(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    case = draw(shapes(domain, heads=[(1, 1), (2, 2)]))
+    a, scale = draw(st.sampled_from([(300.0, 0.002), (1000.0, 0.0002)]))
+    return replace(
+        case,
+        D=max(domain.head_sizes),
+        q=f"pair:0:{a}:{a}:0.0",
+        k=f"pair:{draw(SEEDS)}:{a}:{-a}:{a / 200}",
+        v=f"random:{draw(SEEDS)}",
+        scale=scale if domain.has("scale") else None,
+    )
+
+
 @stratum
 def needles(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """Each query seeks one key near its own position, causal where there is a corner."""
