@@ -24,7 +24,7 @@ from kernelassay.impls.contract import (
     Numerics,
     Unsupported,
 )
-from kernelassay.impls.merge_calls import refuse_merge
+from kernelassay.impls.merge_calls import refuse_merge, rows_of
 
 __all__ = ["pair", "several"]
 
@@ -34,23 +34,17 @@ def _library() -> Any:
     return import_module("flashinfer")
 
 
-def _rows(x: Tensor) -> Tensor:
-    """*x* [B, T, ...] as [B x T, ...], contiguous."""
-    if not x.is_contiguous():
-        raise Unsupported(f"FlashInfer: strides {x.stride()}; parts must be contiguous")
-    return x.flatten(0, 1)
-
-
 def _two(call: MergeCall) -> tuple[Tensor, Tensor]:
     """Each part is [B, T, H, D] in memory."""
     v, s = call.outs.transpose(2, 3), call.lses.transpose(2, 3)
-    return _library().merge_state(_rows(v[0]), _rows(s[0]), _rows(v[1]), _rows(s[1]))
+    parts = [rows_of(x, "FlashInfer") for x in (v[0], s[0], v[1], s[1])]
+    return _library().merge_state(*parts)
 
 
 def _many(call: MergeCall) -> tuple[Tensor, Tensor]:
     """All parts together are [B, T, n, H, D] in memory."""
     v, s = call.outs.permute(1, 3, 0, 2, 4), call.lses.permute(1, 3, 0, 2)
-    return _library().merge_states(_rows(v), _rows(s))
+    return _library().merge_states(rows_of(v, "FlashInfer"), rows_of(s, "FlashInfer"))
 
 
 @dataclass(eq=False)

@@ -1,6 +1,6 @@
 """What a merge is asked for: malformed calls raise ValueError, unsupported ones `Unsupported`.
 
-Shared by the bundled kernels' launchers. Laws and oracles do not use it.
+Shared by launchers and adapters. Laws and oracles do not use it.
 """
 
 from typing import Literal
@@ -11,7 +11,7 @@ from torch import Tensor
 from kernelassay.impls.contract import Capabilities, MergeCall, Unsupported
 from kernelassay.oracle.formats import name_of
 
-__all__ = ["check_merge", "refuse_merge"]
+__all__ = ["check_merge", "refuse_merge", "rows_of"]
 
 
 def check_merge(call: MergeCall, state: Literal["out_lse", "mlu"]) -> None:
@@ -50,3 +50,10 @@ def refuse_merge(name: str, capabilities: Capabilities, call: MergeCall) -> None
         raise Unsupported(f"{name}: dtype {dtype}; it takes {', '.join(capabilities.dtypes)}")
     if n != 2 and "merge.many" not in capabilities.supports:
         raise Unsupported(f"{name}: {n} part{'s' * (n > 1)}; it merges two")
+
+
+def rows_of(x: Tensor, library: str) -> Tensor:
+    """*x* [B, T, ...] as the rows [B x T, ...] that *library* takes; `Unsupported` for a copy."""
+    if not x.is_contiguous():
+        raise Unsupported(f"{library}: strides {x.stride()}; parts must be contiguous")
+    return x.flatten(0, 1)

@@ -22,7 +22,7 @@ from kernelassay.impls.contract import (
     Unsupported,
 )
 from kernelassay.impls.interpreter import interpreting, launching, mend
-from kernelassay.impls.merge_calls import refuse_merge
+from kernelassay.impls.merge_calls import refuse_merge, rows_of
 
 __all__ = ["adapter"]
 
@@ -31,14 +31,6 @@ __all__ = ["adapter"]
 def _library() -> Any:
     mend()
     return import_module("sglang.kernels.ops.attention.merge_state")
-
-
-def _rows(x: Tensor) -> Tensor:
-    """*x* [B, H, T, ...], [B, T, H, ...] in memory, as [B x T, H, ...]."""
-    x = x.transpose(1, 2)
-    if not x.is_contiguous():
-        raise Unsupported(f"SGLang: strides {x.stride()}; parts must be contiguous")
-    return x.flatten(0, 1)
 
 
 @dataclass(eq=False)
@@ -59,10 +51,9 @@ class SglangMerge:
         _, B, _, T, _ = outs.shape
         if not B * T:
             return outs[0].clone(), lses[0].clone()
+        v, s = ([rows_of(x, "SGLang") for x in both.transpose(2, 3)] for both in (outs, lses))
         with launching(outs):
-            out, lse = _library().merge_state_triton(
-                _rows(outs[0]), _rows(lses[0]), _rows(outs[1]), _rows(lses[1])
-            )
+            out, lse = _library().merge_state_triton(v[0], s[0], v[1], s[1])
         return tuple(x.view(B, T, *x.shape[1:]).transpose(1, 2) for x in (out, lse))
 
 

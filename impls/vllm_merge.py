@@ -24,7 +24,7 @@ from kernelassay.impls.contract import (
     Unsupported,
 )
 from kernelassay.impls.interpreter import interpreting, launching, mend
-from kernelassay.impls.merge_calls import refuse_merge
+from kernelassay.impls.merge_calls import refuse_merge, rows_of
 
 __all__ = ["adapter"]
 
@@ -33,14 +33,6 @@ __all__ = ["adapter"]
 def _library() -> Any:
     mend()
     return import_module("vllm.v1.attention.ops.triton_merge_attn_states")
-
-
-def _rows(x: Tensor) -> Tensor:
-    """*x* [B, H, T, ...], [B, T, H, ...] in memory, as [B x T, H, ...]."""
-    x = x.transpose(1, 2)
-    if not x.is_contiguous():
-        raise Unsupported(f"vLLM: strides {x.stride()}; parts must be contiguous")
-    return x.flatten(0, 1)
 
 
 @dataclass(eq=False)
@@ -61,10 +53,10 @@ class VllmMerge:
         _, B, H, T, D = outs.shape
         out = torch.empty((B * T, H, D), dtype=outs.dtype, device=outs.device)
         lse = torch.empty((B * T, H), dtype=torch.float32, device=outs.device)
-        parts = (_rows(outs[0]), _rows(lses[0]).T, _rows(outs[1]), _rows(lses[1]).T)
+        v, s = ([rows_of(x, "vLLM") for x in both.transpose(2, 3)] for both in (outs, lses))
         if B * T:
             with launching(outs):
-                _library().merge_attn_states(out, *parts, lse.T)
+                _library().merge_attn_states(out, v[0], s[0].T, v[1], s[1].T, lse.T)
         return out.view(B, T, H, D).transpose(1, 2), lse.view(B, T, H).transpose(1, 2)
 
 
