@@ -34,7 +34,7 @@ class Variant:
     """(old, new) in order; old occurs exactly once in the text that the edits before it left. A
     control may have none: a kernel that looks wrong as it is."""
     report: str = ""
-    """the public report that the fault imitates."""
+    """the public report that the fault imitates, or the script in docs/findings that shows it."""
     hides: str = ""
     """why customary tests do not see it."""
     law: str = ""

@@ -111,9 +111,8 @@ def run_mutants(
     """A trial of each variant under each seed, printed as it ends.
 
     *families*: only mutants whose law is of one, controls that have a law there, and only laws of
-    these families. *device*: only variants that
-    run there; by default PyTorch's run on the CPU, Triton's on a GPU or else in the interpreter.
-    *only*: "mutants" or "controls".
+    these families. *device*: only variants that run there; by default PyTorch's run on the CPU,
+    Triton's on a GPU or else in the interpreter. *only*: "mutants" or "controls".
     """
     jobs = [
         _Job(v.name, where, level, seed, families)

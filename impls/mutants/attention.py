@@ -127,7 +127,7 @@ SCORES = (
                 "        z = z.sum(dim=-1)",
             ),
         ),
-        report="A136",
+        report="docs/findings/sglang_decode_products.py",
         hides="What is rounded is off by no more than a prescaled q, as which it is declared.",
         numerics={"fp16": Numerics(l_from_p=False, q_prescaled=True, kstep=1)},
         law="attention.extreme_scores",

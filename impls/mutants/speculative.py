@@ -218,7 +218,7 @@ SUMMATION = (
     _mutant(
         name="verify_draws_the_last_token_if_no_sum_exceeds",
         edits=(*IN_ORDER, (FOUND, FOUND_OR.format("weights.shape[-1] - 1"))),
-        report="S40",
+        report="docs/findings/sglang_chain_last_token.py",
         hides="Only many weights and a uniform next to 1 show it, once in 2^24 draws.",
         missed_by=_SAMPLES,
     ),

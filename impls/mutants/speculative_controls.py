@@ -251,7 +251,7 @@ DECLARED = (
                 ),
             ),
         ),
-        report="S40",
+        report="docs/findings/sglang_chain_last_token.py",
         hides="A uniform beyond every sum means the last token that has a weight.",
     ),
     _control(
