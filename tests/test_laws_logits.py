@@ -486,3 +486,19 @@ def raise_unless_refused(what: str, call: LawCall) -> None:
 def test_temperatures_have_exact_powers() -> None:
     """Those of the strata of orders: 1 / T is whole."""
     assert all((1 / Fraction(t)).denominator == 1 for t in TEMPERATURES)
+
+
+def test_the_report_shows_the_token_that_is_wrong() -> None:
+    """Also where it is none of the likeliest, which are shown in any case."""
+    from kernelassay.impls.mutants import MUTANTS
+    from kernelassay.impls.variants import build
+
+    (mutant,) = [m for m in MUTANTS if m.name == "law_top_k_by_eighteen_halvings"]
+    levels = ((-1_000_000_000, 0),)
+    case = LawCase(rows=levels, V=300, ids=(0, 299), fill=0, spread=9, top_k=(2,))
+    (prop,) = select("logits.top_k")
+    found = check(prop, subject_of(build(mutant)), Options(case=case)).found
+    assert found is not None
+    assert found.failure.message.startswith("p[0, 1] = ")
+    tokens = [line.split()[0] for line in found.failure.facts["lines"][2:]]
+    assert tokens == ["10", "20", "30", "40", "50", "60", "70", "80", "1"]

@@ -104,7 +104,9 @@ def judge_support(subject: Subject, batch: Batch, p: Tensor) -> None:
     bad = ~p.isfinite()
     if bool(bad.any()):
         r, v = (int(i) for i in bad.nonzero()[0])
-        raise NonFinite(f"p[{r}, {v}] is {float(p[r, v])}", lines=described(subject, batch, r, p))
+        raise NonFinite(
+            f"p[{r}, {v}] is {float(p[r, v])}", lines=described(subject, batch, r, p, v)
+        )
     sure, gone = bounds(subject, batch)
     for wrong, expected in (
         (gone & (p != 0), "expected 0, as the maps remove this token"),
@@ -116,19 +118,22 @@ def judge_support(subject: Subject, batch: Batch, p: Tensor) -> None:
             r, v = (int(i) for i in wrong.nonzero()[0])
             raise WrongDistribution(
                 f"p[{r}, {v}] = {float(p[r, v]):.9g}; {expected}",
-                lines=described(subject, batch, r, p),
+                lines=described(subject, batch, r, p, v),
             )
 
 
-def described(subject: Subject, batch: Batch, r: int, p: Tensor) -> list[str]:
-    """Row r: its maps, its likeliest tokens, what must become of them and what did."""
+def described(
+    subject: Subject, batch: Batch, r: int, p: Tensor, at: int | None = None
+) -> list[str]:
+    """Row r: its maps, its likeliest tokens and token *at*, what must become of them and did."""
     sure, gone = (x[r] for x in bounds(subject, batch))
     given = [(name, getattr(batch, name)) for name in maps_of(subject).order]
     shown = [f"{name} {x[r].item():g}" for name, x in given if x is not None and name != "mask"]
     lines = [f"Row {r}: {', '.join(shown) or 'no map but a mask'}"]
     lines.append(f"{'token':>8}{'logit':>14}{'must be':>10}{'p':>16}")
     z = seen(subject, batch)[r]
-    for v in z.sort(descending=True, stable=True).indices[:MOST_SHOWN].tolist():
+    likeliest = z.sort(descending=True, stable=True).indices[:MOST_SHOWN].tolist()
+    for v in [*likeliest, *(() if at is None or at in likeliest else (at,))]:
         fate = "kept" if sure[v] else "removed" if gone[v] else "either"
         lines.append(f"{v:>8}{float(z[v]):>14.7g}{fate:>10}{float(p[r, v]):>16.9g}")
     return lines
