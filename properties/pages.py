@@ -50,9 +50,10 @@ def paged(tensors: Logical, capabilities: Capabilities) -> Paged:
     numbers = _numbers(len(kept), int(seed or 0), shuffle=how != "ordered")
     page_of = {owner[n]: number for n, number in zip(kept, numbers, strict=True)}
     columns = 1 + max((p for _, p in owner), default=-1) + 1
-    table = torch.full((B, columns), -1, dtype=torch.int32, device=place)
+    rows = [[-1] * columns for _ in range(B)]  # lists: setting a tensor's elements is slow
     for n, (b, p) in enumerate(owner):
-        table[b, p] = page_of[first[n]]
+        rows[b][p] = page_of[first[n]]
+    table = torch.tensor(rows, dtype=torch.int32, device=place).reshape(B, columns)
     harmless = capabilities.conventions.masked_content != "finite_only"
     usual = float("nan") if harmless else 1000.0
     fill = usual if tensors.plan.fill is None else tensors.plan.fill
