@@ -39,7 +39,19 @@ def test_a_run_in_short(script: dict[str, Any]) -> None:
     assert (line["cases"], line["worst"], line["worst_law"]) == (30, 0.5, "attention.2 (fp16)")
     assert [x["law"] for x in line["wrong"]] == ["attention.1"]
     (row,) = [x for x in script["page"]([line]) if x.startswith("| mine")]
-    assert row == "| mine | CPU | 3 | 2 | 0 | 0 | 1 | 30 | 0.50 | 0.00 |"
+    assert row == "| mine | CPU | nightly | 3 | 2 | 0 | 0 | 1 | 30 | 0.500 | 0.00 |"
+
+
+def test_seeds_share_a_line(script: dict[str, Any]) -> None:
+    """What passed under several seeds is summed, of the worst the worst; levels stay apart."""
+    runs = [run(0, "passed", "passed"), run(2, "passed", "expected", "passed"), run(1, "passed")]
+    runs[2]["level"] = "pr"
+    lines = script["joined"](line for one in runs for line in script["lines_of"](one))
+    rows = [x for x in script["page"](lines) if x.startswith("| mine")]
+    assert rows == [
+        "| mine | CPU | nightly | 0, 2 | 4 | 1 | 0 | 0 | 50 | 0.500 | 0.00 |",
+        "| mine | CPU | pr | 1 | 1 | 0 | 0 | 0 | 10 | 0.000 | 0.00 |",
+    ]
 
 
 def test_where_a_run_was(script: dict[str, Any]) -> None:
@@ -50,7 +62,7 @@ def test_where_a_run_was(script: dict[str, Any]) -> None:
     for device in ("cuda", "cpu", "interpreter"):
         one["records"][0]["device"] = device
         rows += [x for x in script["page"]([*script["lines_of"](one)]) if x.startswith("| mine")]
-    assert [x.split(" | ")[1] for x in rows] == ["NVIDIA H200", "CPU", "interpreter"]
+    assert [x.split(" | ")[1] for x in rows] == ["NVIDIA H200", "CPU", "CPU, interpreted"]
 
 
 @pytest.mark.parametrize("status", [*WRONG, "suite_error"])
