@@ -12,7 +12,8 @@ export OMP_NUM_THREADS := 1
 verify: $(VENV)/.ready
 	$(BIN)/kernelassay run --kernel triton_attention --kernel torch_reference --kernel sdpa_math \
 	  --kernel sdpa_flash_cpu --kernel triton_merge --kernel torch_split --kernel torch_paged \
-	  --kernel torch_verify --kernel torch_law \
+	  --kernel torch_verify --kernel torch_law --kernel torch_cache --kernel torch_prefix \
+	  --kernel torch_recurrence --kernel speculative_decoder \
 	  --level $(LEVEL) --workers $(WORKERS) \
 	  --json verify.json --text verify.txt
 

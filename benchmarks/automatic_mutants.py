@@ -15,6 +15,7 @@ import argparse
 import ast
 import json
 import multiprocessing
+import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,7 @@ class Change:
     """One place of a source and what stands there instead."""
 
     line: int
+    last: int
     old: str
     new: str
     start: int = field(repr=False)
@@ -86,7 +88,7 @@ class Changes(ast.NodeVisitor):
     def _add(self, node: Any, new: str) -> None:
         start, end = self._at(node)
         if (old := self._text(node)) != new:
-            self.found.append(Change(node.lineno, old, new, start, end))
+            self.found.append(Change(node.lineno, node.end_lineno, old, new, start, end))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """A function inside another one: its statements, not its annotations."""
@@ -241,8 +243,30 @@ def judged(kernel: str, n: int, change: Change, laws: list[str], args: Any) -> d
     process.join()
     here.close()
     seconds = round(time.perf_counter() - began, 2)
-    place = {k: v for k, v in asdict(change).items() if k not in ("start", "end")}
+    place = {k: v for k, v in asdict(change).items() if k not in ("last", "start", "end")}
     return place | {"status": status, "why": why, "cases": cases, "seconds": seconds}
+
+
+def reached(kernel: str, laws: list[str], options: Options) -> set[int]:
+    """The lines of *kernel* that its laws run, with its first dtype, outside Triton's kernels."""
+    module = import_module(f"kernelassay.impls.{kernel}")
+    lines: set[int] = set()
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        lines.add(frame.f_lineno)
+        return trace
+
+    for law in laws:
+        adapter = module.adapter
+        subject = Subject(adapter, adapter.capabilities.dtypes[0], adapter.capabilities.devices[0])
+        sys.settrace(trace)
+        try:
+            check(select(law)[0], subject, options)
+        finally:
+            sys.settrace(None)
+    return lines
 
 
 def applicable(kernel: str) -> list[Property]:
@@ -255,8 +279,12 @@ def applicable(kernel: str) -> list[Property]:
 def of_kernel(kernel: str, args: Any) -> list[dict[str, Any]]:
     """The records of all changes of *kernel*, a line printed for each survivor."""
     source = Path(str(import_module(f"kernelassay.impls.{kernel}").__file__)).read_text("utf-8")
-    found = Changes(source).found[args.skip :: args.every]
     killers: Counter[str] = Counter({p.name: 0 for p in applicable(kernel)})
+    changes = Changes(source).found
+    if "triton" not in source:  # whose kernels are run by an interpreter, from a text of its own
+        run = reached(kernel, list(killers), Options(level=args.level, shrink=False))
+        changes = [c for c in changes if run & set(range(c.line, c.last + 1))]
+    found = changes[args.skip :: args.every]
     records = []
 
     def one(n: int) -> dict[str, Any]:
@@ -285,7 +313,7 @@ def main() -> None:
     parser.add_argument("--level", default="smoke")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=120, help="seconds of a mutant")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds of a mutant")
     parser.add_argument("--every", type=int, default=1, help="of the changes only each N-th")
     parser.add_argument("--skip", type=int, default=0, help="the first of them")
     parser.add_argument("--json", type=Path)

@@ -29,6 +29,7 @@ CACHING: Mapping[str, str] = {
     "cache.lengths": "lengths() says how many entries each request holds",
     "cache.accounting": "pages() says which pages each request holds and which are free",
     "cache.pools": "pools() hands out where pages lie",
+    "cache.exhausted": "an append that needs more pages than are free raises and changes nothing",
 }
 """What a KV cache may support or decline, with what each name means."""
 
@@ -88,7 +89,8 @@ class Store(Protocol):
 
     def append(self, k: Tensor, v: Tensor, offsets: Tensor) -> None:
         """Rows offsets[r]..offsets[r + 1] - 1 of k [N, Hkv, D] and v [N, Hkv, Dv] go to the end of
-        request r; offsets [R + 1] begin with 0. Rows from offsets[R] on are nobody's."""
+        request r; offsets [R + 1] begin with 0. Rows from offsets[R] on are nobody's. All of it
+        is done or, where it raises, nothing."""
 
     def attend(self, q: Tensor) -> Tensor:
         """out [R, Hq, Tq, Dv] of q [R, Hq, Tq, D] over what each request holds, scale 1/sqrt(D).

@@ -34,6 +34,8 @@ from kernelassay.impls.contract import (
 
 Slots = list[int]
 """Numbers of slots, those of page p from p * size on."""
+Span = tuple[int, int, int]
+"""A request and the positions low..high - 1 of it that are written to."""
 
 
 class PageTable:
@@ -48,8 +50,6 @@ class PageTable:
 
     def take(self) -> int:
         """A free page, held once."""
-        if not self.free:
-            raise ValueError("pool: got no free page, expected one: more is held than it can hold")
         page = self.free.pop()
         self.references[page] = 1
         return page
@@ -60,10 +60,28 @@ class PageTable:
         if self.references[page] == 0:
             self.free.append(page)
 
+    def columns(self, low: int, high: int) -> range:
+        """Which of a request's pages hold the positions low..high - 1."""
+        return range(low // self.size, -(-high // self.size))
+
+    def check_room(self, spans: Sequence[Span]) -> None:
+        """A ValueError, before anything is changed, unless *spans* find their pages."""
+        shared, need = dict(enumerate(self.references)), 0
+        for r, low, high in spans:
+            held = self.held[r]
+            for column in self.columns(low, high):
+                if column >= len(held):
+                    need += 1
+                elif shared[held[column]] > 1:
+                    shared[held[column]] -= 1  # who writes last has the page to itself
+                    need += 1
+        if need > len(self.free):
+            raise ValueError(f"pool: got {len(self.free)} free pages, expected {need}")
+
     def written(self, r: int, low: int, high: int) -> list[tuple[int, int]]:
         """Request r alone holds the pages of positions low..high - 1; the copies this needs."""
         held, copies = self.held[r], []
-        for column in range(low // self.size, -(-high // self.size)):
+        for column in self.columns(low, high):
             if column == len(held):
                 held.append(self.take())
             elif self.references[held[column]] > 1:
@@ -129,13 +147,14 @@ class PagedStore:
 
     def append(self, k: Tensor, v: Tensor, offsets: Tensor) -> None:
         """Ragged rows go to the ends of the requests; malformed ones raise ValueError."""
-        counts = check_append(self.spec, self.pages_of.lengths, k, v, offsets)
+        lengths = self.pages_of.lengths
+        counts = check_append(self.spec, lengths, k, v, offsets)
+        spans = [(r, L, L + n) for r, (L, n) in enumerate(zip(lengths, counts, strict=True)) if n]
+        self.pages_of.check_room(spans)
         copies = []
-        for r, n in enumerate(counts):
-            if n > 0:
-                L = self.pages_of.lengths[r]
-                copies += self.pages_of.written(r, L, L + n)
-                self.pages_of.lengths[r] = L + n
+        for r, low, high in spans:
+            copies += self.pages_of.written(r, low, high)
+            lengths[r] = high
         self.device.copy(self.pool, copies)
         self.device.write(self.pool, self.pages_of, k, v, counts)
 
@@ -150,7 +169,9 @@ class PagedStore:
         end = start + len(kept)
         moved = [i for i, source in enumerate(kept) if source != i]
         if moved:
-            pages = self.pages_of.written(request, start + moved[0], end)
+            span = (request, start + moved[0], end)
+            self.pages_of.check_room([span])
+            pages = self.pages_of.written(*span)
             self.device.copy(self.pool, pages)
             sources = self.pages_of.slots(request, [start + kept[i] for i in moved])
             targets = self.pages_of.slots(request, [start + i for i in moved])

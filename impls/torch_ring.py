@@ -98,7 +98,7 @@ class RingStore:
         return list(self.held)
 
 
-DECLINES = frozenset(("cache.compact", "cache.accounting", "cache.pools"))
+DECLINES = frozenset(("cache.compact", "cache.accounting", "cache.exhausted", "cache.pools"))
 
 
 class TorchRing:

@@ -27,8 +27,9 @@ def check_verify(call: VerifyCall, capabilities: Capabilities) -> None:
     """A `ValueError` that names the argument, unless *call* is well formed for these capabilities.
 
     Tokens, uniforms and budgets are looked at where they are in use. So are laws where
-    `Sampling.bad_laws` is "refused": rows of p that a request may emit from, and rows of q of
-    sampled requests that have a draft there.
+    `Sampling.bad_laws` is "refused": rows of p that a request may emit from, and rows of q that
+    the draft of a sampled request was drawn from. Nothing is emitted after a first draft of -1 or
+    stop token; that a draft of -1 was drawn from q is what `Sampling.skipped` "rejected" says.
     """
     sampling, packing = capabilities.sampling, capabilities.packing
     assert sampling is not None
@@ -180,18 +181,33 @@ def _values(call: VerifyCall, packing: Packing) -> Iterator[Found]:
         yield Found(name, bad, got, expected)
 
 
+def _last_places(call: VerifyCall, packing: Packing) -> Tensor:
+    """The last place [R] that each request may emit at.
+
+    It is that of the first draft of -1 or stop token, and the one after all drafts without such.
+    """
+    r, i = _owners(call, packing, 0)
+    ends = call.drafts == -1
+    if call.stop is not None:
+        ends = ends | (call.drafts[..., None] == call.stop[r]).any(-1)
+    places = torch.where(ends, i, call.counts[r])
+    return call.counts.long().scatter_reduce(0, r.flatten(), places.flatten(), "amin")
+
+
 def _laws(call: VerifyCall, sampling: Sampling, packing: Packing) -> Iterator[Found]:
     """Rows in use are finite, nowhere negative, somewhere positive."""
     bonus = int(sampling.bonus == "drawn")
+    last = _last_places(call, packing)
     for name, law, rows in (("p", call.p, bonus), ("q", call.q, 0)):
         if law is None:
             continue
         r, i = _owners(call, packing, rows)
-        used = i < call.counts[r] + rows
+        used = (i < call.counts[r] + rows) & (i <= last[r])
         if call.budget is not None:
             used &= i < call.budget[r]
         if name == "q":
-            used &= call.drafts >= 0
+            if sampling.skipped == "never_made":
+                used &= call.drafts >= 0
             if call.greedy is not None:
                 used &= ~call.greedy[r]
         least, most = law.amin(-1), law.amax(-1)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelassay import store
+from kernelassay.alike import alike, others
 from kernelassay.cli import INTERRUPTED, SUITE_FAILED, UNUSABLE, Unusable
 from kernelassay.parent import Request, Run, WorkersFailed
 from kernelassay.plan import cuda_available, plan, unmatched
@@ -98,13 +99,19 @@ def checked(args: argparse.Namespace) -> Request:
 
 
 def written(run: Run, records: Sequence[Record], *, strict: bool) -> str:
-    """Reports of what is wrong, the table, the counts."""
+    """Reports of what is wrong, one for failures that are the same, the table, the counts."""
     specs = {name: kernel["spec"] for name, kernel in run.kernels.items()}
-    parts = [
-        report_of(r, specs.get(r.kernel, r.kernel))
+    wrong = [
+        r
         for r in records
         if r.status == "suite_error" or (is_wrong(r) and r.law != "contract.adapter")
     ]
+    parts = []
+    for group in alike(wrong):
+        first = group[0]
+        parts.append(report_of(first, specs.get(first.kernel, first.kernel)))
+        if len(group) > 1:
+            parts.append(others(group))
     parts += [report_of(r, spec) for spec, r in run.broken.items()]
     tried = [r for r in records if r.law != "contract.adapter"]
     if tried:

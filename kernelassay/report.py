@@ -31,6 +31,7 @@ from kernelassay.text import (
 
 MOST_OF_A_MESSAGE = 6
 """Lines; a compiler can say more."""
+RAISED_AT, LAW = "  raised at ", "Law: "
 AXES = {4: ("b", "h", "q", "d"), 3: ("b", "h", "q")}
 
 
@@ -75,8 +76,8 @@ def _verdict(record: Record, prop: Property, subject: Subject, failure: Failure)
     stop = "" if message.endswith(".") else "."
     lines = wrapped(f"{failure.title}: {message}{stop}", "  ")[:MOST_OF_A_MESSAGE]
     if where := failure.facts.get("where"):
-        lines += wrapped(f"  raised at {where}", "  ")
-    lines += wrapped(f"Law: {prop.sentence}", "  ")
+        lines += wrapped(f"{RAISED_AT}{where}", "  ")
+    lines += wrapped(f"{LAW}{prop.sentence_for(subject, failure)}", "  ")
     if record.also:
         lines += wrapped(f"Other cases fail with {', '.join(record.also)}.", "  ")
     if not subject.declared and failure.kind in ("WrongValue", "Imprecise", "WrongDtype"):
@@ -87,6 +88,12 @@ def _verdict(record: Record, prop: Property, subject: Subject, failure: Failure)
             "  ",
         )
     return lines
+
+
+def raised_at(report: str) -> str:
+    """The place, file:line, that *report* says an exception was raised at; "" if it says none."""
+    _, _, after = report.partition(f"\n{RAISED_AT}")
+    return after.partition(f"\n{LAW}")[0]
 
 
 def _power(x: float) -> str:

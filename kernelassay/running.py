@@ -18,6 +18,7 @@ from kernelassay.plan import (
     is_triton,
 )
 from kernelassay.properties.case import (
+    AttendCase,
     Case,
     case_id,
     literal,
@@ -104,6 +105,7 @@ TITLES = {
     "failed": "FAILED",
 }
 """The verdicts of records that have no counterexample of a law."""
+LOOKED_INTO = "While the counterexample was looked into: "
 
 
 def lost(
@@ -114,7 +116,7 @@ def lost(
         record.report = plain_report(record, spec, None if record.case is None else case)
         if status == "device_lost":
             record.also.append("DeviceLost")
-        record.report += f"\nWhile the counterexample was looked into: {reason}"
+        record.report += f"\n{LOOKED_INTO}{reason}"
         return record
     record.ended(status, reason=reason)
     record.cases = max(cases, record.cases)
@@ -140,6 +142,8 @@ def plain_report(record: Record, spec: str, case: Case | None = None) -> str:
     head = f"FAILED {record.law}  kernel={record.kernel}  dtype={record.dtype}"
     title = (record.kind or TITLES.get(record.status, record.status)).upper()
     lines = [f"{head}  device={record.device}", "", paragraph(f"{title}: {record.reason}")]
+    if record.status == "timed_out":
+        lines.append(paragraph(advice(record, case)))
     if case is not None:
         rerun = f"kernelassay run --kernel {spec} --law {record.law} --dtype {record.dtype}"
         lines += [
@@ -150,6 +154,19 @@ def plain_report(record: Record, spec: str, case: Case | None = None) -> str:
             f"Script:   kernelassay repro {record.case_id} > repro.py",
         ]
     return "\n".join(lines)
+
+
+def advice(record: Record, case: Case | None) -> str:
+    """What to try where a case ran out of time: one sentence."""
+    ways = ["a longer --timeout (under pytest --assay-timeout)"]
+    if record.level in ("pr", "nightly"):
+        ways.append(f"a lower --level than {record.level}, which has fewer cases")
+    if record.device == "interpreter":
+        if isinstance(case, AttendCase):  # the sizes of other cases do not depend on it
+            limit = 'Capabilities(work_limit={"interpreter": n})'
+            ways.append(f"{limit}, which allows a launch n tile steps")
+        ways.append("--device cuda")
+    return f"If the kernel is slow and does not hang, try {', or '.join(ways)}."
 
 
 def leaves_ruins(record: Record) -> bool:

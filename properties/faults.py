@@ -38,6 +38,9 @@ FAULTS: tuple[Fault, ...] = (
 that speaks of a single input, which a model that hides every key explains as well."""
 EXPLAINED = 0.25
 """A model must leave no more than this part of the worst error unexplained."""
+MOST_READINGS = 2
+LOW = -1e4
+"""An LSE below is one of a running maximum that started at a finite number, and saw nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +123,9 @@ def observe(subject: Subject, case: AttendCase) -> Observed:
         natural = answer.lse.double() * (1.0 if conventions.lse_base == "e" else math.log(2))
         allowed = lse_allowed_in_base(budget, "2")
         truth = budget.lse if conventions.empty_lse == "-inf" else -budget.lse.abs()
-        lse = _part(natural, truth, allowed, 2 * allowed + 8 * cast + slack, ~empty)
+        # Beside a wrong output NaN is part of the fault, where no key is seen as well.
+        judged = ~empty | (out.wrong.any(-1) & natural.isnan())
+        lse = _part(natural, truth, allowed, 2 * allowed + 8 * cast + slack, judged)
     return Observed(case, setting, out, lse)
 
 
@@ -140,14 +145,23 @@ def _part(got: Tensor, truth: Tensor, allowed: Tensor, near: Tensor, judged: Ten
     return Part(got, truth, near, judged, wrong & (got != truth))
 
 
-Fit = tuple[float, float, bool]
-"""|observed - model| where it is largest beside what is allowed there, and whether a wrong number
-was taken as it came because the model sees nothing there: (error, allowed, lenient)."""
+@dataclass(frozen=True)
+class Fit:
+    """How a model explains a call: |observed - model| where it is largest beside what is allowed.
+
+    *lenient*: a wrong number was taken as it came because the model sees nothing there, and says
+    0 where NaN or infinity came; *told*: some wrong finite number is one that the model says.
+    """
+
+    error: float
+    allowed: float
+    lenient: bool
+    told: bool
 
 
 def distance(answer: Answer, seen: Observed) -> Fit | None:
     """How far the model is off where it is off most; None if it does not explain the call."""
-    worst, lenient = (-1.0, 1.0), False
+    worst, lenient, told = (-1.0, 1.0), False, False
     nothing = None if answer.lse is None else torch.isneginf(answer.lse)
     pairs = [(answer.out, seen.out, None if nothing is None else nothing[..., None])]
     if answer.lse is not None and seen.lse is not None:
@@ -155,11 +169,13 @@ def distance(answer: Answer, seen: Observed) -> Fit | None:
     explained = not seen.wrong
     for model, part, free in pairs:
         error = (part.got - model).abs()
-        # What a kernel gives for a row in which it sees nothing is 0 or not finite.
-        same = ~part.got.isfinite() & ~model.isfinite()
+        same = (part.got == model) | (part.got.isnan() & model.isnan())
+        said = same | (error <= part.near)
+        told |= bool((part.wrong & part.got.isfinite() & said).any())
         if free is not None:
-            taken = free & (~part.got.isfinite() | (part.got == 0) | (part.got < -1e4))
-            lenient |= bool((taken & ~same & part.wrong & (error > part.near)).any())
+            # What a kernel gives for a row in which it sees nothing is 0 or not finite.
+            taken = free & (~part.got.isfinite() | (part.got == 0) | (part.got < LOW))
+            lenient |= bool((taken & ~said & part.wrong).any())
             same |= taken
         error = torch.where(same | ~part.judged, 0.0, error)
         if not bool((error <= part.near).all()):
@@ -169,7 +185,7 @@ def distance(answer: Answer, seen: Observed) -> Fit | None:
             here = (float(error.flatten()[at]), float(part.near.expand_as(error).flatten()[at]))
             worst = max(worst, here, key=lambda at: at[0] / at[1])
         explained = explained or _explains(error, part)
-    return (*worst, lenient) if explained else None
+    return Fit(*worst, lenient, told) if explained else None
 
 
 def _explains(error: Tensor, part: Part) -> bool:
@@ -182,36 +198,84 @@ def _explains(error: Tensor, part: Part) -> bool:
     return float(error.flatten()[at]) <= EXPLAINED * float(before.flatten()[at])
 
 
+@dataclass(eq=False)
+class _Candidate:
+    """A variant that explains the first call: how, of how many calls, and what it says of them.
+
+    *told*: it says a wrong finite number of some call.
+    """
+
+    fault: Fault
+    detail: str
+    fit: Fit
+    told: bool
+    fits: int = 1
+
+
 def recognise(seen: Sequence[Observed]) -> list[Reading]:
     """At most two readings of the first of the calls: those that fit most of all of them.
 
     None where its errors are small: declarations of numerics explain those, faults by chance.
+    A model that sees nothing where NaN came does not say NaN: it needs a call in which it says a
+    wrong number. Where nothing but NaN or nothing but 0 is wrong, chance explains it as well as a
+    fault does: what fits best is then named alone, and not where more models than two fit so.
     """
-    first, *others = seen
-    if not first.gross:
+    if not seen[0].gross:
         return []
-    fitting: dict[tuple[str, str], tuple[Fault, Fit, int]] = {}
+    fitting = [c for c in _candidates(seen) if c.told or not c.fit.lenient]
+    most = max((c.fits for c in fitting), default=0)
+    if 2 * most <= len(seen):
+        return []
+    # What says every number comes before what leaves some of them open.
+    best = sorted((c for c in fitting if c.fits == most), key=lambda c: c.fit.lenient)
+    blank = _blank(seen)
+    if blank:
+        best = [c for c in best if c.fit.lenient == best[0].fit.lenient]
+    chosen: dict[str, Reading] = {}
+    for c in best:
+        fault, fit = c.fault, c.fit
+        reading = Reading(
+            fault.name, fault.sentence, c.detail, fit.error, fit.allowed, most, len(seen)
+        )
+        chosen.setdefault(fault.name, reading)
+    if blank and len(chosen) > MOST_READINGS:
+        return []
+    return list(chosen.values())[:MOST_READINGS]
+
+
+def _candidates(seen: Sequence[Observed]) -> list[_Candidate]:
+    """The variants that explain the first call, held against the others."""
+    first, *others = seen
     cut = first.setting.tensors.plan.cuts is not None
-    for fault in MERGING if cut else FAULTS:
-        for detail, answer in fault.variants(first.setting):
-            if (fit := distance(answer, first)) is not None:
-                fitting[fault.name, detail] = (fault, fit, 1)
+    found = [
+        _Candidate(fault, detail, fit, fit.told)
+        for fault in (MERGING if cut else FAULTS)
+        for detail, answer in fault.variants(first.setting)
+        if (fit := distance(answer, first)) is not None
+    ]
+    faults = {c.fault.name: c.fault for c in found}
     for other in others:
         answers = {
-            (fault.name, detail): answer
-            for fault in {f.name: f for f, _, _ in fitting.values()}.values()
+            (name, detail): answer
+            for name, fault in faults.items()
             for detail, answer in fault.variants(other.setting)
         }
-        for key, (fault, fit, fits) in fitting.items():
-            # A fault that this call does not exercise leaves it right.
-            if distance(answers[key], other) is not None if key in answers else not other.wrong:
-                fitting[key] = (fault, fit, fits + 1)
-    best = max((fits for _, _, fits in fitting.values()), default=0)
-    chosen: dict[str, Reading] = {}
-    # What says every number comes before what leaves some of them open.
-    ordered = sorted(fitting.items(), key=lambda found: found[1][1][2])
-    for (name, detail), (fault, (error, near, _), fits) in ordered:
-        if fits == best and 2 * fits > len(seen):
-            reading = Reading(name, fault.sentence, detail, error, near, fits, len(seen))
-            chosen.setdefault(name, reading)
-    return list(chosen.values())[:2]
+        for c in found:
+            answer = answers.get((c.fault.name, c.detail))
+            if answer is None:  # a fault that this call does not exercise leaves it right
+                c.fits += not other.wrong
+            elif fit := distance(answer, other):
+                c.fits += 1
+                c.told |= fit.told
+    return found
+
+
+def _blank(seen: Sequence[Observed]) -> bool:
+    """Whether all that is wrong in these calls is NaN, or all is 0: it tells models apart badly.
+
+    An LSE that is not finite, or lower than any score, goes with either.
+    """
+    out = torch.cat([o.out.got[o.out.wrong] for o in seen])
+    lses = [o.lse.got[o.lse.wrong] for o in seen if o.lse is not None]
+    number = any(bool((x.isfinite() & (x >= LOW)).any()) for x in lses)
+    return not number and (bool(out.isnan().all()) or bool((out == 0).all()))

@@ -50,7 +50,7 @@ def empty_with_empty(s: Setting) -> Variants:
         if bool(rows.any()) and good.lse is not None:
             lost = torch.where(rows, math.nan, 0.0)
             yield what, Answer(good.out + lost[..., None], good.lse + lost)
-            yield f"{what}, the LSE is right", Answer(good.out + lost[..., None], None)
+            yield f"{what}, the LSE is right", Answer(good.out + lost[..., None], good.lse)
 
 
 @fault(

@@ -8,7 +8,9 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 
 from kernelassay.impls.contract import OPERATIONS, Capabilities
+from kernelassay.properties.conventions import taken
 from kernelassay.properties.domain import domain_of
+from kernelassay.properties.failures import Failure
 from kernelassay.properties.subject import Subject
 
 Stratum = Callable[[Any], SearchStrategy[Any] | None]
@@ -41,6 +43,11 @@ class Property:
     def family(self) -> str:
         """The part of the name before the dot."""
         return self.name.split(".")[0]
+
+    def sentence_for(self, subject: Subject, failure: Failure) -> str:
+        """The sentence, and the conventions of *subject* that it was judged by where it failed."""
+        judged_by = taken(subject, failure, reads_lse="lse" in self.requires)
+        return f"{self.sentence} {judged_by}".strip()
 
     def standing(self, subject: Subject) -> tuple[str, str]:
         """Whether the law runs on *subject*: (status, reason); status "" when it runs."""

@@ -139,12 +139,25 @@ def test_a_page_is_free_once_nobody_holds_it() -> None:
     assert pages.references == [3, 0]
     assert pages.written(1, 3, 4) == [(0, 1)]
     assert (pages.references, pages.free) == ([2, 1], [])
-    with pytest.raises(ValueError, match="got no free page"):
-        pages.written(2, 2, 3)
+    with pytest.raises(ValueError, match="pool: got 0 free pages, expected 1"):
+        pages.check_room([(2, 2, 3)])
     pages.cut(0, 0)
     assert pages.free == []
     pages.cut(2, 0)
     assert pages.free == [0]
+
+
+def test_who_writes_last_needs_no_page() -> None:
+    """Two requests share a page and both write to it: one copy, not two."""
+    pages = PageTable(2, 4, 2)
+    pages.written(0, 0, 3)
+    pages.lengths[0] = 3
+    pages.fork(0, 1, 3)
+    both = [(0, 3, 4), (1, 3, 4)]
+    pages.check_room(both)
+    with pytest.raises(ValueError, match="pool: got 1 free pages, expected 3"):
+        pages.check_room([(0, 3, 5), (1, 3, 5)])
+    assert [pages.written(*span) for span in both] == [[(0, 1)], []]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The bundled verifications emit what the exact oracle decides, and refuse what is malformed."""
 
 import dataclasses
+import itertools
 import os
 import random
 import subprocess
@@ -546,7 +547,7 @@ OF_FLAT: list[tuple[dict[str, Any], str]] = [
     ({"p": LAWS[:4]}, r"p: got shape \(4, 4\), expected \(5, 4\)"),
     ({"p": LAWS[:, :0]}, "p: got V = 0, expected V of 1 or more"),
     ({"p": LAWS.int()}, "p: got torch.int32, expected floating point"),
-    ({"p": holding(LAWS, NAN, 2, 1)}, r"p: got weights from nan to nan at \[2\], expected finite"),
+    ({"p": holding(LAWS, NAN, 1, 1)}, r"p: got weights from nan to nan at \[1\], expected finite"),
     ({"p": holding(LAWS, INF, 4, 0)}, r"p: got weights from 0.25 to inf at \[4\]"),
     ({"p": holding(LAWS, -1.0, 0, 3)}, r"p: got weights from -1.0 to 0.25 at \[0\]"),
     ({"p": holding(LAWS, 0.0, 3)}, r"p: got weights from 0.0 to 0.0 at \[3\]"),
@@ -631,7 +632,7 @@ OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"p": LAWS[:3], "draw": torch.zeros(3), "bonus": BOTH - 1},
         r"bonus: got -1 at \[0\], expected 0 to 3",
     ),
-    ({"bad_laws": "undefined"}, {"p": holding(LAWS, NAN, 2, 1)}, ""),
+    ({"bad_laws": "undefined"}, {"p": holding(LAWS, NAN, 1, 1)}, ""),
     ({"tokens": "int64"}, {"drafts": FLAT["drafts"].long()}, ""),
     ({"tokens": "int64"}, {}, "drafts: got torch.int32, expected torch.int64"),
 ]
@@ -650,6 +651,73 @@ def test_a_call_is_checked_as_declared(
         return
     with pytest.raises(ValueError, match=words):
         check_verify(call, capabilities)
+
+
+STOP = torch.tensor([[0, -1], [-1, -1]], dtype=torch.int32)
+NO_LAW = r"got weights from {} at \[{}\], expected finite ones, none negative, not all 0$"
+UNUSED: list[tuple[str, dict[str, Any], str, tuple[int, ...]]] = [
+    ("never_made", {}, "q", (1,)),  # no draft was drawn from it
+    ("never_made", {}, "p", (2,)),  # follows a draft of -1
+    ("rejected", {}, "p", (2,)),
+    ("rejected", {"drafts": torch.tensor([-1, 0, 3]).int()}, "q", (1,)),
+    ("rejected", {"drafts": torch.tensor([-1, -1, 3]).int()}, "q", (1,)),
+    ("rejected", {"greedy": torch.tensor([True, False])}, "q", (1,)),
+    ("rejected", {"budget": torch.tensor([1, 1]).int()}, "q", (1,)),
+    ("rejected", {"stop": STOP}, "q", (1,)),  # draft 0 of the first request is a stop token
+    ("rejected", {"stop": STOP}, "p", (1,)),
+]
+"""What is declared of drafts of -1, a change of the call, and rows of p or q that are unused."""
+USED: list[tuple[str, dict[str, Any], str, int]] = [
+    ("rejected", {}, "q", 1),  # of the draft of -1
+    ("rejected", {"stop": STOP.flip(0)}, "q", 1),
+    ("rejected", {"greedy": torch.tensor([False, True])}, "q", 1),
+    ("rejected", {"budget": torch.tensor([2, 1]).int()}, "q", 1),
+    ("rejected", {"drafts": torch.tensor([-1, 0, 3]).int()}, "q", 0),
+    ("never_made", {}, "q", 0),
+    ("never_made", {}, "p", 1),  # what is drawn instead of a draft of -1
+    ("rejected", {"stop": STOP, "drafts": torch.tensor([1, 0, 3]).int()}, "q", 1),
+    ("rejected", {"stop": STOP}, "p", 3),  # another request's stop token
+]
+WRONG_ROWS = {"nan to nan": NAN, "-1.0 to -1.0": -1.0, "inf to inf": INF, "0.0 to 0.0": 0.0}
+
+
+def skipping(declared: str, packing: str = "flat") -> Any:
+    """The capabilities of the reference, and what a draft of -1 is."""
+    of = torch_verify.adapter if packing == "flat" else torch_verify.padded
+    sampling = dataclasses.replace(of.capabilities.sampling, skipped=declared)  # type: ignore[type-var]
+    return dataclasses.replace(of.capabilities, sampling=sampling)
+
+
+@pytest.mark.parametrize(("declared", "changes", "name", "rows"), UNUSED)
+def test_an_unused_row_may_hold_anything(
+    declared: str, changes: dict[str, Any], name: str, rows: tuple[int, ...]
+) -> None:
+    """No draft was drawn from it, or nothing is emitted there."""
+    for row, number in itertools.product(rows, WRONG_ROWS.values()):
+        given = {name: holding(FLAT[name], number, row)}
+        check_verify(VerifyCall(**FLAT | changes | given), skipping(declared))
+
+
+@pytest.mark.parametrize(("declared", "changes", "name", "row"), USED)
+def test_a_row_in_use_must_be_a_law(
+    declared: str, changes: dict[str, Any], name: str, row: int
+) -> None:
+    """The error names the argument, what it holds, where, and what was expected."""
+    for words, number in WRONG_ROWS.items():
+        given = {name: holding(FLAT[name], number, row)}
+        with pytest.raises(ValueError, match=f"^{name}: {NO_LAW.format(words, row)}"):
+            check_verify(VerifyCall(**FLAT | changes | given), skipping(declared))
+
+
+def test_rows_in_use_of_padded_drafts() -> None:
+    """A draft of -1 has its row; what is past a request's drafts has none."""
+    never_made, rejected = (skipping(d, "padded") for d in ("never_made", "rejected"))
+    past = PADDED | {"drafts": torch.tensor([[0, -1], [3, -1]]).int()}
+    check_verify(VerifyCall(**past | {"q": holding(PADDED["q"], NAN, 1, 1)}), rejected)
+    spoilt = VerifyCall(**PADDED | {"q": holding(PADDED["q"], NAN, 0, 1)})
+    check_verify(spoilt, never_made)
+    with pytest.raises(ValueError, match=f"^q: {NO_LAW.format('nan to nan', '0, 1')}"):
+        check_verify(spoilt, rejected)
 
 
 NONE: dict[str, Any] = {"drafts": FLAT["drafts"][:0], "offsets": OFFSETS[:1].expand(3), "most": 0}

@@ -13,6 +13,7 @@ _truncated = partial(Variant, base=BASE, law="transactions.truncated")
 _forked = partial(Variant, base=BASE, law="transactions.copy_on_write")
 _compacted = partial(Variant, base=BASE, law="transactions.compacted")
 _counted = partial(Variant, base=BASE, law="transactions.accounting")
+_exhausted = partial(Variant, base=BASE, law="transactions.exhausted")
 _PLAIN = ("transactions.contents",)
 
 CUT = "            self.pages_of.cut(r, n)\n"
@@ -239,8 +240,7 @@ MOVING = (
     ),
     _compacted(
         name="cache_moves_within_shared_pages",
-        edits=(("            pages = self.pages_of.written(request, start + moved[0], end)\n",
-                "            pages = self.pages_of.written(request, end, end)\n"),),
+        edits=(("span = (request, start + moved[0], end)", "span = (request, end, end)"),),
         report="A119",
         hides="Right where nobody else holds the page.",
     ),
@@ -293,6 +293,38 @@ COUNTING = (
         hides="Callers pass lengths that are there.",
         law="transactions.validates",
         missed_by=_PLAIN,
+    ),
+    _mutant(
+        name="cache_frees_the_last_request_for_minus_one",
+        edits=(("        check_steps(self.pages_of.lengths, request, 0, ())\n", ""),),
+        report="S80",
+        hides="Python counts -1 from the end; nobody asks for it on purpose.",
+        law="transactions.validates",
+        missed_by=_PLAIN,
+    ),
+    _exhausted(
+        name="cache_takes_pages_until_there_are_none",
+        edits=(("        self.pages_of.check_room(spans)\n", ""),),
+        report="ovg-project/kvcached#364",
+        hides="A pool that is large enough never runs out; what is taken by then is lost.",
+        missed_by=(*_PLAIN, "transactions.accounting", "transactions.validates"),
+    ),
+    _exhausted(
+        name="cache_counts_pages_that_are_held_as_free",
+        edits=(("if need > len(self.free):", "if need > len(self.references):"),),
+        report="inference-sim/inference-sim#200",
+        hides="Right until pages are held, and a pool that is large enough never runs out.",
+        missed_by=(*_PLAIN, "transactions.accounting", "transactions.validates"),
+    ),
+    _exhausted(
+        name="cache_writes_over_the_first_page_when_there_is_no_other",
+        edits=(
+            ("        self.pages_of.check_room(spans)\n", ""),
+            ("page = self.free.pop()", "page = self.free.pop() if self.free else 0"),
+        ),
+        report="gittensor-ai-lab/sparkinfer#110",
+        hides="Nothing raises: somebody's entries are gone.",
+        missed_by=(*_PLAIN, "transactions.accounting", "transactions.validates"),
     ),
 )  # fmt: skip
 

@@ -29,6 +29,12 @@ CONTROLS = (
         hides="Which free page comes next is nobody's business.",
     ),
     _control(
+        name="cache_runs_out_of_memory",
+        edits=(('raise ValueError(f"pool:', 'raise MemoryError(f"pool:'),),
+        report="ovg-project/kvcached#364",
+        hides="What is raised for want of pages is the cache's own affair.",
+    ),
+    _control(
         name="cache_copies_a_fork_at_once",
         edits=(
             (
@@ -44,7 +50,7 @@ CONTROLS = (
     ),
     _control(
         name="cache_takes_a_page_ahead",
-        edits=(("-(-high // self.size)):", "-(-high // self.size) + 1):"),),
+        edits=(("-(-high // self.size))", "-(-high // self.size) + 1)"),),
         report="S101",
         hides="A page without entries is held; it says that it may hold more than it needs.",
         capabilities=_in_reserve,

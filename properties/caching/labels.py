@@ -27,7 +27,7 @@ def facts(case: CacheCase) -> set[str]:
         found |= set(_of_step(case, step, before, after))
         found |= set(_since(case, n, states))
     if case.page is not None and case.pages is None:
-        found.add("exact_pool")
+        found |= {"exact_pool", "exhausted"}
     if case.padding:
         found.add("padded_rows")
     if case.R > 1:
@@ -150,7 +150,8 @@ def _since(case: CacheCase, n: int, states: list[State]) -> Iterator[str]:
 
 LABELS.update(
     {
-        "program", "malformed", "declined", "exact_pool", "padded_rows", "several_requests",
+        "program", "malformed", "exhausted", "declined", "exact_pool", "padded_rows",
+        "several_requests",
         "across_page", "several_pages", "nothing_first", "nothing_last", "unequal_appends",
         "nothing_appended", "append_held", "compacted", "several_moved", "moved_across_pages",
         "scattered", "forked", "fork_inside_page", "fork_of_some", "fork_over_entries", "freed",

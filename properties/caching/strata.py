@@ -314,6 +314,14 @@ def program(b: Builder) -> None:
         b.anything()
 
 
+@stratum("cache.exhausted", page=1)
+def exhausted(b: Builder) -> None:
+    """A program of a cache in pages, after which the law asks for more pages than are free."""
+    b.filled(1, 5)
+    for _ in range(b.number(0, 2)):
+        b.anything()
+
+
 @stratum()
 def malformed(b: Builder) -> None:
     """A plain program, after which the law makes malformed calls."""

@@ -1,4 +1,4 @@
-"""Laws of conduct of KV caches: memory, refusals, malformed calls."""
+"""Laws of conduct of KV caches: memory, refusals, malformed calls, a pool without room."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelassay.impls.contract import Unsupported
+from kernelassay.impls.contract import PageUse, Unsupported
+from kernelassay.oracle.transactions import needed
 from kernelassay.properties.caching import strata as s
 from kernelassay.properties.caching.case import CacheCase
 from kernelassay.properties.caching.run import Run, played, refused, room
+from kernelassay.properties.failures import Accepted, Raised, WrongState
 from kernelassay.properties.laws.refusing import all_refused, took_what_it_declines, validating
 from kernelassay.properties.memory import Watch, check_written
 from kernelassay.properties.property import law
@@ -89,24 +91,75 @@ def validates(subject: Subject, case: CacheCase) -> None:
     all_refused(subject, malformed_calls(run), lambda: run.judge("needle", "mean"))
 
 
+@law(
+    "transactions.exhausted",
+    "An append that needs more pages than are free raises, and changes nothing.",
+    operation="cache",
+    requires=["cache.exhausted"],
+    rests_on=lambda c: None if c.pages else "rests on pages, which are not declared",
+    strata={"exhausted": s.exhausted},
+    weight=0.5,
+)
+def exhausted(subject: Subject, case: CacheCase) -> None:
+    most, pages = room(subject, case)
+    assert case.page is not None
+    assert pages is not None
+    run = Run(subject, case)
+    try:
+        run.open(most + case.page * (pages + 1), pages)
+        for step in case.steps:
+            run.take(step)
+        run.judge("needle")
+    except Unsupported as why:
+        raise refused(subject, why) from why
+    before, free = run.use(), pages - needed(run.state)
+    for last in range(case.R):  # those before it, which may find room, get an entry each
+        full = case.page * (len(run.state.held[last]) + free)  # if it got all pages that are free
+        counts = [1] * last + [full - run.state.lengths[last] + 1] + [0] * (case.R - last - 1)
+        try:
+            appended(run, counts)
+        except (Raised, Unsupported):
+            run.judge("needle", "mean")
+            _same_use(f"append({counts}) raised", before, run.use())
+            continue
+        raise Accepted(
+            f"{subject.name} took append({counts}) with {free} of {pages} pages of {case.page} "
+            f"free; expected an exception, since it declares cache.exhausted"
+        )
+
+
+def _same_use(what: str, before: PageUse | None, after: PageUse | None) -> None:
+    """Pages are held and free as before a call that raised."""
+    if before is None or after is None:
+        return
+    for name, b, a in (
+        ("held", before.held, after.held),
+        ("free", sorted(before.free), sorted(after.free)),
+    ):
+        if a != b:
+            raise WrongState(f"{what} for want of pages, and pages {name} are {a}; before it: {b}")
+
+
+def appended(run: Run, counts: list[int], rows: int | None = None, heads: int = 0) -> Any:
+    """An append of ones, so many for each request; not of the program."""
+    case, N = run.case, sum(counts) if rows is None else rows
+    k, v = (torch.ones(N, heads or case.Hkv, n) for n in (case.D, case.value_size))
+    offsets = [sum(counts[:r]) for r in range(len(counts) + 1)]
+    return run.method("append", run.placed(k), run.placed(v), run.integers(offsets))
+
+
 def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:
     """What is wrong with a call, and the call."""
     case, L = run.case, run.state.lengths
     R, most = case.R, room(run.subject, case)[0]
 
-    def append(counts: list[int], rows: int | None = None, heads: int = case.Hkv) -> Any:
-        N = sum(counts) if rows is None else rows
-        k, v = (torch.ones(N, heads, n) for n in (case.D, case.value_size))
-        offsets = [sum(counts[:r]) for r in range(len(counts) + 1)]
-        return run.method("append", run.placed(k), run.placed(v), run.integers(offsets))
-
     one = [1] * R
     ways: dict[str, Callable[[], Any]] = {
-        "offsets end past the last row": lambda: append(one, rows=R - 1),
-        "offsets count down": lambda: append([2, -1] if R > 1 else [-1], rows=3),
-        "there is a KV head too many": lambda: append(one, heads=case.Hkv + 1),
-        "a request gets more than it has room for": lambda: append([most + 1] * R),
-        "offsets of a request too many": lambda: append([*one, 1]),
+        "offsets end past the last row": lambda: appended(run, one, rows=R - 1),
+        "offsets count down": lambda: appended(run, [2, -1] if R > 1 else [-1], rows=3),
+        "there is a KV head too many": lambda: appended(run, one, heads=case.Hkv + 1),
+        "a request gets more than it has room for": lambda: appended(run, [most + 1] * R),
+        "offsets of a request too many": lambda: appended(run, [*one, 1]),
     }
     if run.subject.has("cache.truncate"):
         longer, below = run.integers([n + 1 for n in L]), run.integers([-1] * R)
@@ -115,12 +168,16 @@ def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:
     if run.subject.has("cache.compact"):
         ways["compact keeps one that is not there"] = lambda: run.method("compact", 0, 0, [L[0]])
         ways["compact keeps one twice"] = lambda: run.method("compact", 0, 0, [0, 0])
+        ways["compact of request -1"] = lambda: run.method("compact", -1, 0, [])
         ways["compact from past the end"] = lambda: run.method("compact", 0, L[0] + 1, [])
     if run.subject.has("cache.fork", "cache.requests"):
         ways["a request is forked to itself"] = lambda: run.method("fork", 0, 0, 1)
         ways["a child past the last request"] = lambda: run.method("fork", 0, R, 1)
+        ways["a child of number -1"] = lambda: run.method("fork", 0, -1, 1)
+        ways["a parent of number -1"] = lambda: run.method("fork", -1, 0, 1)
         if R > 1:
             ways["a fork of more than is held"] = lambda: run.method("fork", 0, 1, L[0] + 1)
     if run.subject.has("cache.free"):
-        ways["a request that is not there is freed"] = lambda: run.method("free", R)
+        ways["a request past the last one is freed"] = lambda: run.method("free", R)
+        ways["request -1 is freed"] = lambda: run.method("free", -1)
     return ways

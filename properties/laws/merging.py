@@ -27,8 +27,8 @@ from kernelassay.properties.subject import Subject
 
 @law(
     "merging.value",
-    "Merged partial results are those of all the keys: out = sum_i e^(lse_i - lse) out_i, "
-    "lse = log sum_i e^lse_i.",
+    "Merged partial results are those of all the keys: out = sum_i b^(lse_i - lse) out_i, "
+    "lse = log_b sum_i b^lse_i, in the declared base b.",
     operation="merge",
     strata={
         "random_content": s.random_content,
