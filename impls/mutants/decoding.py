@@ -301,6 +301,26 @@ ROWS = (
         report="S52",
         hides="Drafts hold a stop token seldom, and hardly before the minimum.",
     ),
+    Variant(
+        name="decode_minimum_holds_back_the_first_stop_token",
+        base=BASE,
+        law="transactions.minimum",
+        edits=(
+            ("(self.stop[owner, :, None] == tokens)", "(self.stop[owner, :1, None] == tokens)"),
+        ),
+        report="huggingface/transformers#21959",
+        hides="Right where a request has one stop token.",
+    ),
+    Variant(
+        name="decode_ends_at_the_first_stop_token_alone",
+        base=BASE,
+        law="transactions.stop",
+        edits=(
+            ("(last == self.stop[self.live]).any(1)", "last[:, 0] == self.stop[self.live, 0]"),
+        ),
+        report="sgl-project/sglang#31378",
+        hides="Right where a request has one stop token.",
+    ),
     _given(
         name="decode_minimum_counts_from_the_round_s_start",
         edits=((PLACE, "emitted = (self.n - self.first)[owner]"),),

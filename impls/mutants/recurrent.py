@@ -165,6 +165,13 @@ MUTANTS = (
         hides="The recurrent part is right.",
         law="transactions.state_declines",
     ),
+    _mutant(
+        name="state_frees_the_last_request_for_minus_one",
+        edits=(("        check_request(self.spec, request)\n", ""),),
+        report="S80",
+        hides="Python counts -1 from the end; nobody asks for it on purpose.",
+        law="transactions.state_validates",
+    ),
 )  # fmt: skip
 
 CONTROLS = (

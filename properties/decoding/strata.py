@@ -114,6 +114,13 @@ def _modelled(domain: DecodeDomain) -> str:
     return "near" if domain.has("decode.model") else "lookup"
 
 
+def few_stops(draw: st.DrawFn, case: DecodeCase) -> tuple[tuple[int, ...], ...]:
+    """One stop token of each request or two, of which a minimum must hold back both."""
+    most = min(2, case.V - 1)  # some token has to be left
+    some = st.lists(st.integers(0, case.V - 1), min_size=1, max_size=most, unique=True)
+    return tuple(tuple(draw(some)) for _ in case.prompts)
+
+
 def stopping(draw: st.DrawFn, case: DecodeCase, event: str) -> DecodeCase:
     """The case with a stop token or two of each request, or of some.
 
@@ -122,12 +129,14 @@ def stopping(draw: st.DrawFn, case: DecodeCase, event: str) -> DecodeCase:
     """
     tokens = st.lists(st.integers(0, case.V - 1), min_size=0, max_size=2, unique=True)
     rows = [tuple(draw(tokens)) for _ in range(case.requests)]
-    rows[-1] = (draw(st.integers(0, case.V - 1)),)
+    stop = draw(st.integers(0, case.V - 1))
+    x, other = ((stop + n) % case.V for n in (1, 2))
+    first = [n for n in range(case.V) if n not in (stop, x, other)]
+    rows[-1] = (draw(st.sampled_from(first)), stop) if first and draw(st.booleans()) else (stop,)
     case = replace(case, stop=tuple(rows))
     if case.drafts != "lookup":
         return case
-    stop, x = rows[-1][0], (rows[-1][0] + 1) % case.V
-    y = stop if event in ("stop_accepted", "stop_before_drafts_end") else (stop + 2) % case.V
+    y = stop if event in ("stop_accepted", "stop_before_drafts_end") else other
     one_size = len({*map(len, case.prompts)}) == 1
     prompts = [(*p[:-1], x, y, x) if one_size else p for p in case.prompts[:-1]]
     return replace(case, prompts=(*prompts, (*case.prompts[-1][:-1], x, y, x)))
@@ -169,7 +178,7 @@ def ends_apart(draw: st.DrawFn, domain: DecodeDomain) -> DecodeCase:
     case = plain(draw, domain, least=2, budget=(5, 6))
     case = replace(case, budget=(draw(st.integers(1, 2)), *case.budget[1:]))
     if domain.has("decode.stop", "decode.minimum"):
-        stop = tuple((draw(st.integers(0, case.V - 1)),) for _ in case.prompts)
+        stop = few_stops(draw, case)
         minimum = (0, *[draw(st.integers(1, 4)) for _ in case.prompts[1:]])
         case = replace(case, stop=stop, minimum=minimum)
     return case
@@ -195,7 +204,7 @@ def no_drafts_after_hole(draw: st.DrawFn, domain: DecodeDomain) -> DecodeCase:
 def minimum(draw: st.DrawFn, domain: DecodeDomain) -> DecodeCase:
     """A likely stop token may not come for some tokens."""
     case = plain(draw, domain, budget=(3, 6))
-    stop = tuple((draw(st.integers(0, case.V - 1)),) for _ in case.prompts)
+    stop = few_stops(draw, case)
     least = tuple(draw(st.integers(1, min(4, n))) for n in case.budget)
     return replace(case, stop=stop, minimum=least)
 
@@ -204,7 +213,7 @@ def minimum(draw: st.DrawFn, domain: DecodeDomain) -> DecodeCase:
 def minimum_in_round(draw: st.DrawFn, domain: DecodeDomain) -> DecodeCase:
     """A round begins before the minimum and ends with a stop token after it."""
     case = plain(draw, domain, budget=(4, 6), drafts=_modelled(domain))
-    stop = tuple((draw(st.integers(0, case.V - 1)),) for _ in case.prompts)
+    stop = few_stops(draw, case)
     schedule = (min(MOST_DRAFTS, domain.most_drafts),)
     least = tuple(draw(st.integers(1, 2)) for _ in case.prompts)
     return replace(case, stop=stop, minimum=least, schedule=schedule)

@@ -256,9 +256,9 @@ def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:
     assert request is not None
     L, committed = len(request.tokens), request.committed
 
-    def append(n: int, rows: int, heads: int = case.Hkv) -> Any:
+    def append(n: int, rows: int, heads: int = case.Hkv, request: int = r) -> Any:
         k, v = (run.placed(torch.ones(rows, heads, x)) for x in (case.D, case.value_size))
-        return run.method("append", r, [0] * n, k, v)
+        return run.method("append", request, [0] * n, k, v)
 
     ways: dict[str, Callable[[], Any]] = {
         "a request begins that runs": lambda: run.method("begin", r, [0], Scope()),
@@ -268,13 +268,18 @@ def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:
         "more tokens than a request may have": lambda: append(most + 1, most + 1),
         "more is committed than is there": lambda: run.method("commit", r, L + 1),
         "less is committed than was before": lambda: run.method("commit", r, committed - 1),
-        "a request ends that is not there": lambda: run.method("end", case.R),
+        "a request ends past the last one": lambda: run.method("end", case.R),
+        "request -1 ends": lambda: run.method("end", -1),
+        "request -1 gets a token": lambda: append(1, 1, request=-1),
+        "request -1 is committed": lambda: run.method("commit", -1, committed),
     }
     if case.R > 1:
         other = next(q for q in range(case.R) if q != r)
         ways["a request ends that does not run"] = lambda: run.method("end", other)
+        ways["request -1 begins"] = lambda: run.method("begin", -1, [0], Scope())
         ways["a prompt without tokens"] = lambda: run.method("begin", other, [], Scope())
     if run.subject.has("prefix.truncate"):
+        ways["request -1 is truncated"] = lambda: run.method("truncate", -1, committed)
         ways["truncate to more than is there"] = lambda: run.method("truncate", r, L + 1)
         ways["truncate what is committed"] = lambda: run.method("truncate", r, committed - 1)
     if run.subject.has("prefix.reset"):

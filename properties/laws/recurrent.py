@@ -156,6 +156,9 @@ def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:
     if run.subject.has("recurrence.fork", "recurrence.requests"):
         ways["a request is forked to itself"] = lambda: run.method("fork", 0, 0)
         ways["a child past the last request"] = lambda: run.method("fork", 0, case.R)
+        ways["a child of number -1"] = lambda: run.method("fork", 0, -1)
+        ways["a parent of number -1"] = lambda: run.method("fork", -1, 0)
     if run.subject.has("recurrence.free"):
-        ways["a request that is not there is freed"] = lambda: run.method("free", case.R)
+        ways["a request past the last one is freed"] = lambda: run.method("free", case.R)
+        ways["request -1 is freed"] = lambda: run.method("free", -1)
     return ways
