@@ -132,7 +132,8 @@ def stopping(draw: st.DrawFn, case: DecodeCase, event: str) -> DecodeCase:
     stop = draw(st.integers(0, case.V - 1))
     x, other = ((stop + n) % case.V for n in (1, 2))
     first = [n for n in range(case.V) if n not in (stop, x, other)]
-    rows[-1] = (draw(st.sampled_from(first)), stop) if first and draw(st.booleans()) else (stop,)
+    ends: list[tuple[int, ...]] = [(stop,), *((n, stop) for n in first)]
+    rows[-1] = draw(st.sampled_from(ends))
     case = replace(case, stop=tuple(rows))
     if case.drafts != "lookup":
         return case
