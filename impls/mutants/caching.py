@@ -317,6 +317,13 @@ COUNTING = (
         missed_by=(*_PLAIN, "transactions.accounting", "transactions.validates"),
     ),
     _exhausted(
+        name="cache_counts_no_copies_when_it_looks_for_room",
+        edits=(("has the page to itself\n                    need += 1\n", "copies\n"),),
+        report="inference-sim/inference-sim#200",
+        hides="Right until a page is shared and none is free.",
+        missed_by=(*_PLAIN, "transactions.accounting", "transactions.validates"),
+    ),
+    _exhausted(
         name="cache_writes_over_the_first_page_when_there_is_no_other",
         edits=(
             ("        self.pages_of.check_room(spans)\n", ""),

@@ -28,6 +28,10 @@ def facts(case: CacheCase) -> set[str]:
         found |= set(_since(case, n, states))
     if case.page is not None and case.pages is None:
         found |= {"exact_pool", "exhausted"}
+        last = states[-1]
+        ends = [held[-1] for held, L in zip(last.held, last.lengths, strict=True) if L % case.page]
+        if any(sum(page in held for held in last.held) > 1 for page in ends):
+            found.add("shared_at_the_end")
     if case.padding:
         found.add("padded_rows")
     if case.R > 1:
@@ -150,8 +154,8 @@ def _since(case: CacheCase, n: int, states: list[State]) -> Iterator[str]:
 
 LABELS.update(
     {
-        "program", "malformed", "exhausted", "declined", "exact_pool", "padded_rows",
-        "several_requests",
+        "program", "malformed", "exhausted", "shared_at_the_end", "declined", "exact_pool",
+        "padded_rows", "several_requests",
         "across_page", "several_pages", "nothing_first", "nothing_last", "unequal_appends",
         "nothing_appended", "append_held", "compacted", "several_moved", "moved_across_pages",
         "scattered", "forked", "fork_inside_page", "fork_of_some", "fork_over_entries", "freed",

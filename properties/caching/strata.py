@@ -322,6 +322,18 @@ def exhausted(b: Builder) -> None:
         b.anything()
 
 
+@stratum("cache.exhausted", "cache.fork", "cache.requests", least=2, page=2)
+def shared_at_the_end(b: Builder) -> None:
+    """A page that is not full is shared in the end: the next entry needs another one."""
+    assert b.page is not None
+    parent = b.request()
+    child = b.request(parent)
+    b.filled(1, 3)
+    b.one(parent, b.number(0, b.page))
+    L = b.lengths[parent]
+    b.fork(parent, child, b.draw(st.sampled_from([n for n in range(1, L + 1) if n % b.page])))
+
+
 @stratum()
 def malformed(b: Builder) -> None:
     """A plain program, after which the law makes malformed calls."""

@@ -1,13 +1,14 @@
 """Laws of conduct of KV caches: memory, refusals, malformed calls, a pool without room."""
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernelassay.impls.contract import PageUse, Unsupported
-from kernelassay.oracle.transactions import needed
+from kernelassay.oracle.transactions import State, append, needed
 from kernelassay.properties.caching import strata as s
 from kernelassay.properties.caching.case import CacheCase
 from kernelassay.properties.caching.run import Run, played, refused, room
@@ -97,7 +98,7 @@ def validates(subject: Subject, case: CacheCase) -> None:
     operation="cache",
     requires=["cache.exhausted"],
     rests_on=lambda c: None if c.pages else "rests on pages, which are not declared",
-    strata={"exhausted": s.exhausted},
+    strata={"exhausted": s.exhausted, "shared_at_the_end": s.shared_at_the_end},
     weight=0.5,
 )
 def exhausted(subject: Subject, case: CacheCase) -> None:
@@ -113,9 +114,8 @@ def exhausted(subject: Subject, case: CacheCase) -> None:
     except Unsupported as why:
         raise refused(subject, why) from why
     before, free = run.use(), pages - needed(run.state)
-    for last in range(case.R):  # those before it, which may find room, get an entry each
-        full = case.page * (len(run.state.held[last]) + free)  # if it got all pages that are free
-        counts = [1] * last + [full - run.state.lengths[last] + 1] + [0] * (case.R - last - 1)
+    for last in range(case.R):
+        counts = too_many(run.state, pages, last)
         try:
             appended(run, counts)
         except (Raised, Unsupported):
@@ -126,6 +126,19 @@ def exhausted(subject: Subject, case: CacheCase) -> None:
             f"{subject.name} took append({counts}) with {free} of {pages} pages of {case.page} "
             f"free; expected an exception, since it declares cache.exhausted"
         )
+
+
+def too_many(state: State, pages: int, last: int) -> list[int]:
+    """The smallest append to request *last* that *pages* have no room for.
+
+    Requests before it, which may find room, get an entry each. A page that is shared has to be
+    copied first: a single entry may be too many.
+    """
+
+    def counts(n: int) -> list[int]:
+        return [1] * last + [n] + [0] * (len(state.entries) - last - 1)
+
+    return next(c for n in count(1) if needed(append(state, tuple(c := counts(n)))) > pages)
 
 
 def _same_use(what: str, before: PageUse | None, after: PageUse | None) -> None:
