@@ -25,7 +25,7 @@ HEAD = """# No false alarm
 A right kernel must pass, every night, under every seed. Each line is all runs of one kernel: all
 laws of what it does, in every dtype that it declares, under each of the seeds. A law gets about
 20 cases at the level `smoke`, 100 at `pr` and 1,000 at `nightly`; kernels in Triton's interpreter,
-some twenty times slower, and libraries on a CPU are run at lower levels.
+several times slower, and libraries on a CPU are run at lower levels.
 
 An item is a law with a dtype under a seed; *known faults* fail as the files in
 `kernelassay/expect/` say; *not run* says how many items a run that was stopped lacks. *worst* is
