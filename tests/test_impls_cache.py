@@ -147,6 +147,19 @@ def test_a_page_is_free_once_nobody_holds_it() -> None:
     assert pages.free == [0]
 
 
+def test_a_compaction_without_room_changes_nothing() -> None:
+    """Entries of a shared page move: the copy finds no page, and both requests keep theirs."""
+    store = torch_cache.adapter.cache(replace(PAGED, pages=1))
+    k, v = random(1, 3, 2, 16), random(2, 3, 2, 8)
+    store.append(k, v, torch.tensor([0, 3, 3], dtype=torch.int32))
+    store.fork(0, 1, 3)
+    with pytest.raises(ValueError, match="pool: got 0 free pages, expected 1"):
+        store.compact(1, 0, [1, 2])
+    assert [*store.lengths()] == [3, 3]
+    assert store.pages().held == ((0,), (0,))
+    assert torch.equal(store.pools().k[0], k)
+
+
 def test_who_writes_last_needs_no_page() -> None:
     """Two requests share a page and both write to it: one copy, not two."""
     pages = PageTable(2, 4, 2)
