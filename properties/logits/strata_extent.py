@@ -12,6 +12,7 @@ from kernelassay.properties.logits.domain import LawDomain
 from kernelassay.properties.logits.rows import (
     LEVELS,
     NEEDING,
+    Row,
     Strategy,
     each,
     heights,
@@ -95,8 +96,19 @@ def copies(domain: LawDomain) -> st.SearchStrategy[int]:
 def _many_copies(draw: st.DrawFn, domain: LawDomain) -> LawCase:
     W = draw(st.sampled_from([w for w in (33, 20) if w <= domain.vocabulary] or [3]))
     R = draw(heights(domain))
-    case = LawCase(rows=levels(draw, R, W), step=draw(st.sampled_from([0.25, 0.5])))
-    return replace(case, at=draw(st.integers(0, R - 1)), copies=draw(copies(domain)))
+    at, rows = draw(st.integers(0, R - 1)), list(levels(draw, R, W))
+    rows[at] = _faint(draw, W)
+    return LawCase(rows=tuple(rows), step=1.0, at=at, copies=draw(copies(domain)))
+
+
+def _faint(draw: st.DrawFn, W: int) -> Row:
+    """A row whose sum shows its order: a weight of 1 and others about a third of its last place.
+
+    Added to it one by one in fp32 each is lost, and some of them together are not.
+    """
+    row = [draw(st.sampled_from([-17, -16, -18])) for _ in range(W)]
+    row[draw(st.integers(0, W - 1))] = 0
+    return tuple(row)
 
 
 def mapped_copies(domain: LawDomain) -> Strategy | None:
