@@ -21,6 +21,7 @@ def check_spec(spec: CacheSpec) -> None:
     for name in ("page", "window"):
         n = getattr(spec, name)
         _expect(n is None or n > 0, name, n, "above 0, or None")
+    _expect(spec.pages is None or spec.pages >= 0, "pages", spec.pages, "0 or more, or None")
     _expect((spec.page is None) == (spec.pages is None), "pages", spec.pages, "given with page")
     _expect(spec.spare >= 0, "spare", spec.spare, "0 or more")
 

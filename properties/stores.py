@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,13 +21,26 @@ __all__ = ["Calls"]
 class Calls:
     """What runs of programs share: a subject, its open store, and a guard around each call."""
 
+    opens: ClassVar[str]  # the adapter's method that opens a store
     subject: Subject
+    spec: Any
     store: Any
     guard: Callable[[Callable[[], Any]], Any] | None
+
+    def __init_subclass__(cls, opens: str) -> None:
+        cls.opens = opens
 
     def told(self) -> list[str]:
         """The program up to now, for a failure."""
         raise NotImplementedError
+
+    def opened(self, spec: Any) -> Any:
+        """A store of *spec*."""
+        return self.call(lambda: getattr(self.subject.kernel, self.opens)(spec), self.opens)
+
+    def opening(self, **changes: Any) -> Callable[[], Any]:
+        """Opens a store of the run's own spec with *changes*, beside the one that is open."""
+        return lambda: self.opened(replace(self.spec, **changes))
 
     def integers(self, values: Sequence[int]) -> Tensor:
         """Lengths, offsets or counts as the kernel gets them."""

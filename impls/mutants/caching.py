@@ -302,6 +302,14 @@ COUNTING = (
         law="transactions.validates",
         missed_by=_PLAIN,
     ),
+    _mutant(
+        name="cache_opens_for_heads_that_do_not_divide",
+        edits=(("        check_spec(spec)\n", ""),),
+        report="A85",
+        hides="Models have head counts that divide.",
+        law="transactions.validates",
+        missed_by=_PLAIN,
+    ),
     _exhausted(
         name="cache_takes_pages_until_there_are_none",
         edits=(("        self.pages_of.check_room(spans)\n", ""),),

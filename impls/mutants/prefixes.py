@@ -298,6 +298,14 @@ HOLDING = (
         missed_by=(*_UNTOLD, "transactions.prefix_found"),
     ),
     _mutant(
+        name="prefix_opens_without_blocks",
+        edits=(("        check_spec(spec)\n", ""),),
+        report="vllm-project/vllm#43900",
+        hides="Nobody asks for a pool of nothing on purpose.",
+        law="transactions.prefix_validates",
+        missed_by=(*_UNTOLD, "transactions.prefix_found"),
+    ),
+    _mutant(
         name="prefix_takes_minus_one_for_the_last_request",
         edits=(("        check_running(self.spec, self.runs(), request)\n", ""),),
         report="S80",

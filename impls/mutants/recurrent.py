@@ -166,6 +166,14 @@ MUTANTS = (
         law="transactions.state_declines",
     ),
     _mutant(
+        name="state_opens_for_no_request",
+        edits=(("        check_spec(spec)\n", ""),),
+        report="inference-sim/inference-sim#508",
+        hides="Sizes are right where a model says them.",
+        law="transactions.state_validates",
+        missed_by=("transactions.state_fold", "transactions.state_rolled_back"),
+    ),
+    _mutant(
         name="state_frees_the_last_request_for_minus_one",
         edits=(("        check_request(self.spec, request)\n", ""),),
         report="S80",

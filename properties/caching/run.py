@@ -31,7 +31,7 @@ __all__ = ["Run", "opened", "played"]
 
 
 @dataclass(eq=False)
-class Run(Calls):
+class Run(Calls, opens="cache"):
     """One open cache with the states that it went through, the last one what it must hold now.
 
     *exact*: values have full precision, and are read bit for bit.
@@ -41,6 +41,7 @@ class Run(Calls):
     case: CacheCase
     exact: bool = False
     guard: Callable[[Callable[[], Any]], Any] | None = None
+    spec: Any = None
     store: Any = None
     steps: list[Step] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Run(Calls):
             device=torch.device(self.subject.home),
         )  # fmt: skip
         self.states = [case.began]
-        self.store = self.call(lambda: self.subject.kernel.cache(spec), "cache")
+        self.spec, self.store = spec, self.opened(spec)
         return self
 
     def take(self, step: Step) -> None:

@@ -1,6 +1,6 @@
 """Laws of conduct of KV caches: memory, refusals, malformed calls, a pool without room."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
@@ -161,6 +161,22 @@ def appended(run: Run, counts: list[int], rows: int | None = None, heads: int = 
     return run.method("append", run.placed(k), run.placed(v), run.integers(offsets))
 
 
+MALFORMED: Mapping[str, Mapping[str, Any]] = {
+    "no request": {"R": 0},
+    "-1 requests": {"R": -1},
+    "3 query heads for 2 KV heads": {"Hq": 3, "Hkv": 2},
+    "no KV head": {"Hkv": 0},
+    "keys of no channel": {"D": 0},
+    "values of no channel": {"Dv": 0},
+    "requests without room": {"most": 0},
+    "a window of no entry": {"window": 0},
+    "-1 spare entries": {"spare": -1},
+    "pages of no entry": {"page": 0, "pages": 1},
+    "-1 pages": {"page": 16, "pages": -1},
+}
+"""Specs that no cache can be opened with."""
+
+
 def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:
     """What is wrong with a call, and the call."""
     case, L = run.case, run.state.lengths
@@ -193,4 +209,4 @@ def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:
     if run.subject.has("cache.free"):
         ways["a request past the last one is freed"] = lambda: run.method("free", R)
         ways["request -1 is freed"] = lambda: run.method("free", -1)
-    return ways
+    return ways | {f"a cache with {what}": run.opening(**x) for what, x in MALFORMED.items()}

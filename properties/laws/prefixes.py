@@ -1,6 +1,6 @@
 """Laws of prefix caches: what a request begins with is what it would have computed itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -248,6 +248,20 @@ def validates(subject: Subject, case: PrefixCase) -> None:
     all_refused(subject, malformed_calls(run), run.judge)
 
 
+MALFORMED: Mapping[str, Mapping[str, Any]] = {
+    "no request": {"R": 0},
+    "no KV head": {"Hkv": 0},
+    "keys of no channel": {"D": 0},
+    "values of no channel": {"Dv": 0},
+    "blocks of no token": {"block": 0},
+    "blocks of -1 tokens": {"block": -1},
+    "no block": {"blocks": 0},
+    "-1 blocks": {"blocks": -1},
+    "requests without room": {"most": 0},
+}
+"""Specs that no prefix cache can be opened with."""
+
+
 def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:
     """What is wrong with a call, and the call."""
     case, most = run.case, max(1, run.case.states()[-1].longest)
@@ -284,4 +298,4 @@ def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:
         ways["truncate what is committed"] = lambda: run.method("truncate", r, committed - 1)
     if run.subject.has("prefix.reset"):
         ways["a reset while a request runs"] = lambda: run.method("reset")
-    return ways
+    return ways | {f"a cache with {what}": run.opening(**x) for what, x in MALFORMED.items()}

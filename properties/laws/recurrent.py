@@ -1,6 +1,6 @@
 """Laws of recurrent states: each is the fold of the tokens that were emitted, and of no more."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -133,6 +133,16 @@ def validates(subject: Subject, case: RecurrentCase) -> None:
     all_refused(subject, malformed_calls(run), run.judge)
 
 
+MALFORMED: Mapping[str, Mapping[str, Any]] = {
+    "no request": {"R": 0},
+    "no head": {"H": 0},
+    "no channel": {"D": 0},
+    "a tail of -1 rows": {"tail": -1},
+    "-1 drafts": {"drafts": -1},
+}
+"""Specs that no store of states can be opened with."""
+
+
 def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:
     """What is wrong with a call, and the call."""
     case, new = run.case, run.state.new or ()
@@ -161,4 +171,4 @@ def malformed_calls(run: Run) -> dict[str, Callable[[], Any]]:
     if run.subject.has("recurrence.free"):
         ways["a request past the last one is freed"] = lambda: run.method("free", case.R)
         ways["request -1 is freed"] = lambda: run.method("free", -1)
-    return ways
+    return ways | {f"states with {what}": run.opening(**x) for what, x in MALFORMED.items()}

@@ -33,7 +33,7 @@ __all__ = ["Run", "opened", "played", "refused"]
 
 
 @dataclass(eq=False)
-class Run(Calls):
+class Run(Calls, opens="prefix"):
     """One open prefix cache with the states that it went through.
 
     *hits*: what each running request began with. *single*: entries are appended one by one.
@@ -45,6 +45,7 @@ class Run(Calls):
     single: bool = False
     found: bool = False
     guard: Callable[[Callable[[], Any]], Any] | None = None
+    spec: Any = None
     store: Any = None
     steps: list[Step] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
@@ -74,7 +75,7 @@ class Run(Calls):
             device=torch.device(self.subject.home),
         )  # fmt: skip
         self.states = [start(case.R, case.block)]
-        self.store = self.call(lambda: self.subject.kernel.prefix(spec), "prefix")
+        self.spec, self.store = spec, self.opened(spec)
         return self
 
     def take(self, step: Step) -> None:

@@ -28,12 +28,13 @@ WIDTH = 96
 
 
 @dataclass(eq=False)
-class Run(Calls):
+class Run(Calls, opens="recurrence"):
     """One open store with the states that it went through."""
 
     subject: Subject
     case: RecurrentCase
     guard: Callable[[Callable[[], Any]], Any] | None = None
+    spec: Any = None
     store: Any = None
     steps: list[Step] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Run(Calls):
             device=torch.device(self.subject.home),
         )  # fmt: skip
         self.states = [start(case.R)]
-        self.store = self.call(lambda: self.subject.kernel.recurrence(spec), "recurrence")
+        self.spec, self.store = spec, self.opened(spec)
         return self
 
     def take(self, step: Step) -> None:
