@@ -9,12 +9,16 @@ fails, or the kernel hangs. What survives is either the same kernel written othe
 
 Adapters' declarations, messages and annotations are left as they are. Each mutant has a process of
 its own, so that one that hangs or spoils a global harms no other. Laws that killed go first.
+
+Kernels of Triton run in its interpreter, or with --device cuda on a GPU, where a hundred take
+minutes rather than hours.
 """
 
 import argparse
 import ast
 import json
 import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
@@ -201,7 +205,9 @@ def changed(source: str, change: Change) -> str:
     return (encoded[: change.start] + change.new.encode() + encoded[change.end :]).decode()
 
 
-def judge(kernel: str, n: int, change: Change, laws: list[str], options: Options, to: Any) -> None:
+def judge(
+    kernel: str, n: int, change: Change, laws: list[str], options: Options, device: str, to: Any
+) -> None:
     """Send by *to* what became of one mutant: the law that killed it and what it said."""
     base = f"kernelassay.impls.{kernel}"
     source = Path(str(import_module(base).__file__)).read_text(encoding="utf-8")
@@ -211,7 +217,7 @@ def judge(kernel: str, n: int, change: Change, laws: list[str], options: Options
     except Exception as error:
         return to.send(("invalid", f"{type(error).__name__}: {error}", 0))
     cases, dtypes = 0, adapter.capabilities.dtypes
-    device = "cpu" if "cpu" in adapter.capabilities.devices else "interpreter"
+    device = device or ("cpu" if "cpu" in adapter.capabilities.devices else "interpreter")
     for dtype in dtypes:
         for law in laws:
             (prop,) = select(law)
@@ -229,7 +235,7 @@ def judged(kernel: str, n: int, change: Change, laws: list[str], args: Any) -> d
     began, (here, there) = time.perf_counter(), multiprocessing.Pipe(duplex=False)
     options = Options(level=args.level, seed=args.seed, shrink=False, database=None)
     process = multiprocessing.get_context("fork").Process(
-        target=judge, args=(kernel, n, change, laws, options, there), daemon=True
+        target=judge, args=(kernel, n, change, laws, options, args.device, there), daemon=True
     )
     process.start()
     there.close()
@@ -317,7 +323,10 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="of the changes only each N-th")
     parser.add_argument("--skip", type=int, default=0, help="the first of them")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--device", choices=("cpu", "cuda", "interpreter"), default="")
     args = parser.parse_args()
+    # A process that has looked for GPUs by CUDA cannot be forked into one that uses them.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     records = {kernel: of_kernel(kernel, args) for kernel in args.kernels}
     if args.json:
         args.json.write_text(

@@ -63,7 +63,7 @@ def test_each_change_is_a_program(script: dict[str, Any], kernel: str) -> None:
 def test_what_becomes_of_a_change(script: dict[str, Any]) -> None:
     """No weight by mass is killed, and by whom is said; the same sum in another order survives."""
     changes = script["Changes"]((ROOT / "impls" / "torch_merge.py").read_text()).found
-    args = argparse.Namespace(level="smoke", seed=0, timeout=100)
+    args = argparse.Namespace(level="smoke", seed=0, timeout=100, device="")
     laws = ["merging.value"]
 
     def status(old: str, new: str) -> dict[str, Any]:
@@ -85,5 +85,5 @@ def test_what_becomes_of_a_change(script: dict[str, Any]) -> None:
 def test_a_kernel_that_hangs_is_seen(script: dict[str, Any]) -> None:
     """A mutant that takes longer than it may is stopped, and called hung."""
     (change, *_) = script["Changes"]((ROOT / "impls" / "torch_merge.py").read_text()).found
-    args = argparse.Namespace(level="nightly", seed=0, timeout=0.05)
+    args = argparse.Namespace(level="nightly", seed=0, timeout=0.05, device="")
     assert script["judged"]("torch_merge", 0, change, ["merging.value"], args)["status"] == "hung"
