@@ -20,7 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["interpreting", "launching", "mend"]
+from kernelassay.impls.contract import Unsupported
+
+__all__ = ["interpreting", "launching", "mend", "refuse_elsewhere"]
 
 
 def interpreting() -> bool:
@@ -31,6 +33,15 @@ def interpreting() -> bool:
     except ImportError:
         return False
     return not isinstance(tl.cdiv, JITFunction)  # its own functions were decorated at import
+
+
+def refuse_elsewhere(name: str, place: torch.device) -> None:
+    """Raise `Unsupported` where Triton cannot run on *place*, where the call's tensors are."""
+    if place.type != "cuda" and not interpreting():
+        raise Unsupported(
+            f"{name}: it does not run on {place}, where Triton needs its interpreter; "
+            f"set TRITON_INTERPRET=1 before Triton is imported"
+        )
 
 
 @contextmanager

@@ -27,9 +27,8 @@ from kernelassay.impls.contract import (
     Capabilities,
     Conventions,
     Numerics,
-    Unsupported,
 )
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.interpreter import launching, mend, refuse_elsewhere
 
 __all__ = ["adapter"]
 
@@ -68,8 +67,7 @@ class SglangDecode:
     def attend(self, call: AttendCall) -> Tensor:
         """out of *call*."""
         refuse_unsupported(self.name, self.capabilities, call)
-        if (place := call.q.device).type != "cuda" and not interpreting():
-            raise Unsupported(f"{self.name}: it does not run on {place}")
+        refuse_elsewhere(self.name, place := call.q.device)
         B, Hq, Tq, _ = call.q.shape
         N, S, Dv = B * Tq, call.splits or 1, call.v.shape[-1]
         out = torch.empty((N, Hq, Dv), dtype=call.q.dtype, device=place)

@@ -19,9 +19,8 @@ from kernelassay.impls.contract import (
     Conventions,
     MergeCall,
     Numerics,
-    Unsupported,
 )
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.interpreter import launching, mend, refuse_elsewhere
 from kernelassay.impls.merge_calls import refuse_merge, rows_of
 
 __all__ = ["adapter"]
@@ -46,8 +45,7 @@ class SglangMerge:
         """out and lse of *call*."""
         refuse_merge(self.name, self.capabilities, call)
         outs, lses = call.outs, call.lses
-        if outs.device.type != "cuda" and not interpreting():
-            raise Unsupported(f"{self.name}: it does not run on {outs.device}")
+        refuse_elsewhere(self.name, outs.device)
         _, B, _, T, _ = outs.shape
         if not B * T:
             return outs[0].clone(), lses[0].clone()

@@ -23,11 +23,10 @@ from kernelassay.impls.contract import (
     Capabilities,
     Conventions,
     Sampling,
-    Unsupported,
     VerifyCall,
     VerifyResult,
 )
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.interpreter import launching, mend, refuse_elsewhere
 from kernelassay.impls.verify_calls import refuse_verify
 
 __all__ = ["adapter", "block"]
@@ -54,8 +53,7 @@ class SglangChain:
     def verify(self, call: VerifyCall) -> VerifyResult:
         """tokens and accepted of *call*; `Unsupported` refuses it."""
         refuse_verify(self.name, self.capabilities, call)
-        if (place := call.p.device).type != "cuda" and not interpreting():
-            raise Unsupported(f"{self.name}: it does not run on {place}")
+        refuse_elsewhere(self.name, place := call.p.device)
         R, slots = call.requests, call.most + 1
         candidates = torch.nn.functional.pad(call.drafts.long(), (1, 0))
         places = torch.arange(R * slots, device=place).view(R, slots)

@@ -34,7 +34,7 @@ from kernelassay.impls.contract import (
     Numerics,
     Unsupported,
 )
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.interpreter import launching, mend, refuse_elsewhere
 
 # Fixed, whatever Tq: a row's arithmetic does not depend on how many rows there are. An interpreted
 # step costs the same at any tile size, so M is as large as registers allow at D = 128; N is small,
@@ -268,11 +268,7 @@ class TritonAttention:
         for name, size in (("D", call.q.shape[-1]), ("Dv", call.v.shape[-1])):
             if size > LARGEST_D:
                 raise Unsupported(f"{self.name}: {name} = {size}; at most {LARGEST_D}")
-        if call.q.device.type != "cuda" and not interpreting():
-            raise Unsupported(
-                f"{self.name}: q is on {call.q.device}, where Triton needs its interpreter; "
-                f"set TRITON_INTERPRET=1 before Triton is imported"
-            )
+        refuse_elsewhere(self.name, call.q.device)
         return AttendResult(*attention(call))
 
 

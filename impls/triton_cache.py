@@ -29,7 +29,7 @@ from kernelassay.impls.contract import (
     Pools,
     Unsupported,
 )
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.interpreter import launching, mend, refuse_elsewhere
 from kernelassay.impls.torch_cache import Device, PagedStore, PageTable, Slots
 
 POINTERS = ("ROWS", "POOL", "OFFSETS", "LENGTHS", "TABLE", "PAIRS")
@@ -147,11 +147,7 @@ class TritonCache:
         check_spec(spec)
         if spec.page is None:
             raise Unsupported(f"{self.name}: only in pages; got a spec without a page")
-        if spec.device.type != "cuda" and not interpreting():
-            raise Unsupported(
-                f"{self.name}: the cache is on {spec.device}, where Triton needs its interpreter; "
-                f"set TRITON_INTERPRET=1 before Triton is imported"
-            )
+        refuse_elsewhere(self.name, spec.device)
         return PagedStore(spec, Device(write, copy, move, triton_paged.attention))
 
 

@@ -35,9 +35,8 @@ from kernelassay.impls.contract import (
     LawCall,
     Maps,
     Numerics,
-    Unsupported,
 )
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.interpreter import interpreting, launching, mend, refuse_elsewhere
 from kernelassay.impls.law_calls import check_law, refuse_law
 
 BLOCK = 1024
@@ -225,11 +224,7 @@ class TritonLaw:
         """p [R, V], fp32; malformed calls raise ValueError."""
         check_law(call)
         refuse_law(self.name, self.capabilities, call)
-        if call.logits.device.type != "cuda" and not interpreting():
-            raise Unsupported(
-                f"{self.name}: logits is on {call.logits.device}, where Triton needs its "
-                f"interpreter; set TRITON_INTERPRET=1 before Triton is imported"
-            )
+        refuse_elsewhere(self.name, call.logits.device)
         return law(call)
 
 

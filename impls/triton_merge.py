@@ -27,7 +27,7 @@ from kernelassay.impls.contract import (
     Numerics,
     Unsupported,
 )
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.interpreter import launching, mend, refuse_elsewhere
 from kernelassay.impls.merge_calls import check_merge, refuse_merge
 
 BLOCK = 32  # rows a program, whatever their number: no row's arithmetic depends on it
@@ -140,11 +140,7 @@ class TritonMerge:
         refuse_merge(self.name, self.capabilities, call)
         if (size := call.outs.shape[-1]) > LARGEST_D:
             raise Unsupported(f"{self.name}: Dv = {size}; at most {LARGEST_D}")
-        if call.outs.device.type != "cuda" and not interpreting():
-            raise Unsupported(
-                f"{self.name}: outs is on {call.outs.device}, where Triton needs its interpreter; "
-                f"set TRITON_INTERPRET=1 before Triton is imported"
-            )
+        refuse_elsewhere(self.name, call.outs.device)
         return merged(call)
 
 

@@ -35,7 +35,7 @@ from kernelassay.impls.contract import (
     Pages,
     Unsupported,
 )
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.interpreter import launching, mend, refuse_elsewhere
 from kernelassay.impls.triton_attention import (
     BLOCK_M,
     BLOCK_N,
@@ -229,11 +229,7 @@ class TritonPaged:
         ):
             if size > most:
                 raise Unsupported(f"{self.name}: {name} = {size}; at most {most}")
-        if call.q.device.type != "cuda" and not interpreting():
-            raise Unsupported(
-                f"{self.name}: q is on {call.q.device}, where Triton needs its interpreter; "
-                f"set TRITON_INTERPRET=1 before Triton is imported"
-            )
+        refuse_elsewhere(self.name, call.q.device)
         return AttendResult(*attention(call, pages, lengths))
 
 

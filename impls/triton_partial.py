@@ -32,7 +32,7 @@ from kernelassay.impls.contract import (
     Numerics,
     Unsupported,
 )
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.interpreter import launching, mend, refuse_elsewhere
 
 BLOCK_M = 32
 BLOCK_N = 32
@@ -143,11 +143,7 @@ def _check(call: AttendCall, start: int, stop: int) -> None:
     for what, size in (("D", call.q.shape[-1]), ("Dv", call.v.shape[-1])):
         if size > LARGEST_D:
             raise Unsupported(f"{name}: {what} = {size}; at most {LARGEST_D}")
-    if call.q.device.type != "cuda" and not interpreting():
-        raise Unsupported(
-            f"{name}: q is on {call.q.device}, where Triton needs its interpreter; "
-            f"set TRITON_INTERPRET=1 before Triton is imported"
-        )
+    refuse_elsewhere(name, call.q.device)
 
 
 def padded(D: int) -> int:

@@ -35,7 +35,7 @@ from kernelassay.impls.contract import (
     Numerics,
     Unsupported,
 )
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.interpreter import launching, mend, refuse_elsewhere
 from kernelassay.impls.triton_attention import (
     LARGEST_D,
     by_head,
@@ -281,11 +281,7 @@ class TritonSplit:
         for name, size in (("D", call.q.shape[-1]), ("Dv", call.v.shape[-1])):
             if size > LARGEST_D:
                 raise Unsupported(f"{self.name}: {name} = {size}; at most {LARGEST_D}")
-        if call.q.device.type != "cuda" and not interpreting():
-            raise Unsupported(
-                f"{self.name}: q is on {call.q.device}, where Triton needs its interpreter; "
-                f"set TRITON_INTERPRET=1 before Triton is imported"
-            )
+        refuse_elsewhere(self.name, call.q.device)
         return AttendResult(*attention(call))
 
 

@@ -28,8 +28,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernelassay.impls.contract import VERIFYING, Capabilities, Conventions, Unsupported
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.contract import VERIFYING, Capabilities, Conventions
+from kernelassay.impls.interpreter import launching, mend, refuse_elsewhere
 from kernelassay.impls.verification import Sampling, VerifyCall, VerifyResult
 from kernelassay.impls.verify_calls import check_verify, refuse_verify
 
@@ -225,11 +225,7 @@ class TritonVerify:
         """tokens [R, K + 1] and accepted [R]; malformed calls raise ValueError."""
         check_verify(call, self.capabilities)
         refuse_verify(self.name, self.capabilities, call)
-        if call.p.device.type != "cuda" and not interpreting():
-            raise Unsupported(
-                f"{self.name}: p is on {call.p.device}, where Triton needs its interpreter; "
-                f"set TRITON_INTERPRET=1 before Triton is imported"
-            )
+        refuse_elsewhere(self.name, call.p.device)
         assert self.capabilities.sampling is not None
         return verified(call, self.capabilities.sampling.placeholder)
 

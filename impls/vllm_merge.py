@@ -21,9 +21,8 @@ from kernelassay.impls.contract import (
     Conventions,
     MergeCall,
     Numerics,
-    Unsupported,
 )
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.interpreter import launching, mend, refuse_elsewhere
 from kernelassay.impls.merge_calls import refuse_merge, rows_of
 
 __all__ = ["adapter"]
@@ -48,8 +47,7 @@ class VllmMerge:
         """out and lse of *call*."""
         refuse_merge(self.name, self.capabilities, call)
         outs, lses = call.outs, call.lses
-        if outs.device.type != "cuda" and not interpreting():
-            raise Unsupported(f"{self.name}: it does not run on {outs.device}")
+        refuse_elsewhere(self.name, outs.device)
         _, B, H, T, D = outs.shape
         out = torch.empty((B * T, H, D), dtype=outs.dtype, device=outs.device)
         lse = torch.empty((B * T, H), dtype=torch.float32, device=outs.device)

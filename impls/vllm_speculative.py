@@ -30,11 +30,10 @@ from kernelassay.impls.contract import (
     Capabilities,
     Conventions,
     Sampling,
-    Unsupported,
     VerifyCall,
     VerifyResult,
 )
-from kernelassay.impls.interpreter import interpreting, launching, mend
+from kernelassay.impls.interpreter import launching, mend, refuse_elsewhere
 from kernelassay.impls.verify_calls import refuse_verify
 
 __all__ = ["adapter", "certain"]
@@ -84,8 +83,7 @@ class VllmRejection:
     def verify(self, call: VerifyCall) -> VerifyResult:
         """tokens of *call*; `Unsupported` refuses it."""
         refuse_verify(self.name, self.capabilities, call)
-        if call.p.device.type != "cuda" and not interpreting():
-            raise Unsupported(f"{self.name}: it does not run on {call.p.device}")
+        refuse_elsewhere(self.name, call.p.device)
         with launching(call.p):
             return VerifyResult(_tokens(call))
 

@@ -74,7 +74,7 @@ class Merging:
 def test_the_merge_is_given_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in gets contiguous rows; the results come back in place."""
     monkeypatch.setattr(sglang_merge, "_library", Merging)
-    monkeypatch.setattr(sglang_merge, "interpreting", lambda: True)
+    monkeypatch.setattr("kernelassay.impls.interpreter.interpreting", lambda: True)
     monkeypatch.setattr(sglang_merge, "launching", nullcontext)
     generator = torch.Generator().manual_seed(1)
     outs = torch.randn(2, 2, 5, 3, 64, generator=generator).transpose(2, 3)
@@ -85,7 +85,7 @@ def test_the_merge_is_given_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(got, wanted)
     with pytest.raises(Unsupported, match="parts must be contiguous"):
         sglang_merge.adapter.merge(MergeCall(outs=outs.contiguous(), lses=lses))
-    monkeypatch.setattr(sglang_merge, "interpreting", lambda: False)
+    monkeypatch.setattr("kernelassay.impls.interpreter.interpreting", lambda: False)
     with pytest.raises(Unsupported, match="it does not run on cpu"):
         sglang_merge.adapter.merge(call)
 
@@ -111,7 +111,7 @@ class Chains:
 def test_tokens_are_read_off_their_places(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted drafts, the drawn token, then placeholders."""
     monkeypatch.setattr(sglang_speculative, "_library", Chains)
-    monkeypatch.setattr(sglang_speculative, "interpreting", lambda: True)
+    monkeypatch.setattr("kernelassay.impls.interpreter.interpreting", lambda: True)
     monkeypatch.setattr(sglang_speculative, "launching", nullcontext)
     call = VerifyCall(
         drafts=torch.tensor([[3, 4], [5, 6]], dtype=torch.int32),
@@ -125,7 +125,7 @@ def test_tokens_are_read_off_their_places(adapter: Any, monkeypatch: pytest.Monk
     result = adapter.verify(call)
     assert result.tokens.tolist() == [[3, 7, -1], [5, 7, -1]]
     assert result.accepted.tolist() == [1, 1]
-    monkeypatch.setattr(sglang_speculative, "interpreting", lambda: False)
+    monkeypatch.setattr("kernelassay.impls.interpreter.interpreting", lambda: False)
     with pytest.raises(Unsupported, match="it does not run on cpu"):
         adapter.verify(call)
 
@@ -153,7 +153,7 @@ class Decoding:
 def test_each_query_is_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in gets the slots that each query sees; torch_paged finds the same."""
     monkeypatch.setattr(sglang_decode, "_library", Decoding)
-    monkeypatch.setattr(sglang_decode, "interpreting", lambda: True)
+    monkeypatch.setattr("kernelassay.impls.interpreter.interpreting", lambda: True)
     monkeypatch.setattr(sglang_decode, "launching", nullcontext)
     generator = torch.Generator().manual_seed(2)
     q = torch.randn(2, 3, 4, 16, generator=generator).half().transpose(1, 2)
@@ -172,7 +172,7 @@ def test_each_query_is_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = torch_paged.adapter.attend(call).out
     here = replace(call, splits=2)
     torch.testing.assert_close(sglang_decode.adapter.attend(here), expected, rtol=0, atol=3e-3)
-    monkeypatch.setattr(sglang_decode, "interpreting", lambda: False)
+    monkeypatch.setattr("kernelassay.impls.interpreter.interpreting", lambda: False)
     with pytest.raises(Unsupported, match="it does not run on cpu"):
         sglang_decode.adapter.attend(here)
 

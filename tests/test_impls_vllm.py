@@ -68,7 +68,7 @@ class Merging:
 def test_the_merge_is_given_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in gets contiguous rows and views of LSEs; the results come back in place."""
     monkeypatch.setattr(vllm_merge, "_library", Merging)
-    monkeypatch.setattr(vllm_merge, "interpreting", lambda: True)
+    monkeypatch.setattr("kernelassay.impls.interpreter.interpreting", lambda: True)
     monkeypatch.setattr(vllm_merge, "launching", nullcontext)
     generator = torch.Generator().manual_seed(1)
     outs = torch.randn(2, 2, 5, 3, 64, generator=generator).transpose(2, 3)
@@ -79,7 +79,7 @@ def test_the_merge_is_given_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(got, wanted)
     with pytest.raises(Unsupported, match="parts must be contiguous"):
         vllm_merge.adapter.merge(MergeCall(outs=outs.contiguous(), lses=lses))
-    monkeypatch.setattr(vllm_merge, "interpreting", lambda: False)
+    monkeypatch.setattr("kernelassay.impls.interpreter.interpreting", lambda: False)
     with pytest.raises(Unsupported, match="it does not run on cpu"):
         vllm_merge.adapter.merge(call)
 
