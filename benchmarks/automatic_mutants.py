@@ -11,7 +11,7 @@ Adapters' declarations, messages and annotations are left as they are. Each muta
 its own, so that one that hangs or spoils a global harms no other. Laws that killed go first.
 
 Kernels of Triton run in its interpreter, or with --device cuda on a GPU, where a hundred take
-minutes rather than hours.
+minutes rather than hours. Of a module with several adapters `torch_verify:padded` names one.
 """
 
 import argparse
@@ -205,15 +205,28 @@ def changed(source: str, change: Change) -> str:
     return (encoded[: change.start] + change.new.encode() + encoded[change.end :]).decode()
 
 
+def place_of(kernel: str) -> tuple[str, str]:
+    """The module of *kernel* and the name of its adapter there."""
+    module, _, attribute = kernel.partition(":")
+    return f"kernelassay.impls.{module}", attribute or "adapter"
+
+
+def loaded(kernel: str) -> tuple[Any, Any, str]:
+    """The module of *kernel*, its adapter and its source."""
+    base, attribute = place_of(kernel)
+    module = import_module(base)
+    return module, getattr(module, attribute), Path(str(module.__file__)).read_text("utf-8")
+
+
 def judge(
     kernel: str, n: int, change: Change, laws: list[str], options: Options, device: str, to: Any
 ) -> None:
     """Send by *to* what became of one mutant: the law that killed it and what it said."""
-    base = f"kernelassay.impls.{kernel}"
-    source = Path(str(import_module(base).__file__)).read_text(encoding="utf-8")
+    (base, attribute), (_, _, source) = place_of(kernel), loaded(kernel)
     edits = ((source, changed(source, change)),)
     try:
-        adapter = build_module(Variant(name=f"{kernel}_{n}", base=base, edits=edits)).adapter
+        built = build_module(Variant(name=f"change_{n}", base=base, edits=edits))
+        adapter = getattr(built, attribute)
     except Exception as error:
         return to.send(("invalid", f"{type(error).__name__}: {error}", 0))
     cases, dtypes = 0, adapter.capabilities.dtypes
@@ -255,7 +268,7 @@ def judged(kernel: str, n: int, change: Change, laws: list[str], args: Any) -> d
 
 def reached(kernel: str, laws: list[str], options: Options) -> set[int]:
     """The lines of *kernel* that its laws run, with its first dtype, outside Triton's kernels."""
-    module = import_module(f"kernelassay.impls.{kernel}")
+    module, adapter, _ = loaded(kernel)
     lines: set[int] = set()
 
     def trace(frame: Any, event: str, _: Any) -> Any:
@@ -265,7 +278,6 @@ def reached(kernel: str, laws: list[str], options: Options) -> set[int]:
         return trace
 
     for law in laws:
-        adapter = module.adapter
         subject = Subject(adapter, adapter.capabilities.dtypes[0], adapter.capabilities.devices[0])
         sys.settrace(trace)
         try:
@@ -277,14 +289,14 @@ def reached(kernel: str, laws: list[str], options: Options) -> set[int]:
 
 def applicable(kernel: str) -> list[Property]:
     """The laws that *kernel* is judged by."""
-    adapter = import_module(f"kernelassay.impls.{kernel}").adapter
+    _, adapter, _ = loaded(kernel)
     subject = Subject(adapter, adapter.capabilities.dtypes[0], adapter.capabilities.devices[0])
     return [p for p in select() if not p.standing(subject)[0]]
 
 
 def of_kernel(kernel: str, args: Any) -> list[dict[str, Any]]:
     """The records of all changes of *kernel*, a line printed for each survivor."""
-    source = Path(str(import_module(f"kernelassay.impls.{kernel}").__file__)).read_text("utf-8")
+    source = loaded(kernel)[2]
     killers: Counter[str] = Counter({p.name: 0 for p in applicable(kernel)})
     changes = Changes(source).found
     if "triton" not in source:  # whose kernels are run by an interpreter, from a text of its own
@@ -303,7 +315,7 @@ def of_kernel(kernel: str, args: Any) -> list[dict[str, Any]]:
     with ThreadPoolExecutor(args.workers) as pool:
         for record in pool.map(one, range(len(found))):
             records.append(record)
-            if record["status"] in ("survived", "died"):
+            if record["status"] in ("survived", "died", "invalid"):
                 print(
                     f"{kernel}:{record['line']}: {record['old']!r} -> {record['new']!r}",
                     flush=True,
@@ -315,7 +327,7 @@ def of_kernel(kernel: str, args: Any) -> list[dict[str, Any]]:
 def main() -> None:
     """Print the survivors and a summary for each kernel, keep all as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kernels", nargs="+", help="modules of impls/")
+    parser.add_argument("kernels", nargs="+", help="modules of impls/, maybe with :adapter")
     parser.add_argument("--level", default="smoke")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)

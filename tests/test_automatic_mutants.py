@@ -87,3 +87,13 @@ def test_a_kernel_that_hangs_is_seen(script: dict[str, Any]) -> None:
     (change, *_) = script["Changes"]((ROOT / "impls" / "torch_merge.py").read_text()).found
     args = argparse.Namespace(level="nightly", seed=0, timeout=0.05, device="")
     assert script["judged"]("torch_merge", 0, change, ["merging.value"], args)["status"] == "hung"
+
+
+def test_one_of_several_adapters(script: dict[str, Any]) -> None:
+    """What only another adapter of the module runs is judged with that one."""
+    changes = script["Changes"]((ROOT / "impls" / "torch_verify.py").read_text()).found
+    (change,) = [c for c in changes if (c.old, c.new) == ("r * K", "(r)")]
+    args = argparse.Namespace(level="smoke", seed=0, timeout=100, device="")
+    for kernel, status in (("torch_verify", "survived"), ("torch_verify:padded", "killed")):
+        came = script["judged"](kernel, 0, change, ["speculative.decisions"], args)
+        assert came["status"] == status, came
