@@ -21,6 +21,7 @@ from kernelassay.properties.engine import Options, Outcome, check
 from kernelassay.properties.labels import labels
 from kernelassay.properties.property import select
 from kernelassay.properties.speculative.answers import verify
+from kernelassay.properties.speculative.batches import lay_out
 from kernelassay.properties.speculative.case import VerifyCase
 from kernelassay.properties.speculative.laws_of import (
     draft_chain,
@@ -88,6 +89,7 @@ MALFORMED = {
     "seed": "VerifyCase(seed=-1)",
     "chained": "VerifyCase(chained=1)",
     "spread": "VerifyCase(spread=2, V=9)",
+    "q_above": "VerifyCase(q=None, q_above=1)",
 }
 
 
@@ -105,6 +107,7 @@ def test_a_case_comes_back_from_text_and_json() -> None:
         VerifyCase(q=None, stop=((0,),), budget=(1,)),
         VerifyCase(V=99, ids=(3, 98)),
         VerifyCase(p=((1, 0), (1, 0)), spread=250, seed=7),
+        VerifyCase(q_above=2),
     ):
         assert parse_case(repr(case)) == case
         assert case_from(json.loads(json.dumps(to_json(case)))) == case
@@ -378,6 +381,42 @@ def test_the_last_token_after_many_weights_is_seen(law: str) -> None:
     assert outcome.record.kind == "WrongToken"
     assert "200-299" in outcome.record.reason
     assert run(Changed(), law, case=case).record.status == "passed"
+
+
+ABOVE = VerifyCase(p=((1, 15, 0), (1, 15, 0)), q=((1, 15, 0),), q_above=1)
+"""p = q, and q is given a unit in the last place larger."""
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_a_q_that_is_given_larger_rejects_by_rounding(dtype: str) -> None:
+    """Each q(x) > 0 lies a unit or two above p(x); a round may then accept, or draw from p."""
+    batch = batch_of(ABOVE, probes(ABOVE, SAMPLING, dtype))
+    call = lay_out(batch, torch_verify.adapter.capabilities, dtype, "cpu").call
+    assert call.q is not None
+    p, q = (x.double().reshape(-1, 3)[0] for x in (call.p, call.q))
+    eps = torch.finfo(call.p.dtype).eps
+    assert (q[:2] / p[:2] - 1).tolist() == pytest.approx([eps] * 2, rel=0.1)
+    assert float(q[2]) == float(p[2]) == 0
+    rejected = [x for x in probes(ABOVE, SAMPLING, dtype) if x.at == 0 and x.accept[0] == 1 - GRID]
+    first = {x.drafts[0]: {r.tokens[0] for r in x.right if not r.accepted} for x in rejected}
+    assert first == {0: {1}, 1: {1}}
+    assert all({r.accepted for r in x.right} == {0, 1} for x in rejected)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("law", ["decisions", "possible"])
+def test_a_token_out_of_an_empty_residual_is_seen(law: str, dtype: str) -> None:
+    """The last token after a rejection by rounding, which has probability 0, is no way out."""
+
+    def last(call: VerifyCall, came: VerifyResult) -> VerifyResult:
+        assert came.accepted is not None
+        tokens = came.tokens.clone()
+        tokens[came.accepted == 0, 0] = call.p.shape[-1] - 1
+        return replace(came, tokens=tokens)
+
+    assert run(Changed(last), law, dtype, case=ABOVE).record.kind == "WrongToken"
+    for kernel in KERNELS[: 3 if law == "possible" else 1]:
+        assert run(kernel, law, dtype, case=ABOVE).record.status == "passed"
 
 
 SKIPPING = VerifyCase(p=((1, 1, 2), (1, 1, 1)), q=((1, 2, 1),), skipped=(0,))

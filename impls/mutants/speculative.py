@@ -175,6 +175,13 @@ CORRECTION = (
         missed_by=_SAMPLES,
     ),
     _mutant(
+        name="verify_draws_from_an_empty_residual",
+        edits=((EMPTY, "rejects &= True"),),
+        report="S10",
+        hides="Where p = q nothing is rejected, but where q was rounded up.",
+        missed_by=_SAMPLES,
+    ),
+    _mutant(
         name="verify_reuses_the_acceptance_uniform",
         edits=(
             (DRAWN, DRAWN.replace("v.gather", "torch.where(i < k, pad(u, (0, 1)), v).gather")),

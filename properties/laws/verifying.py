@@ -114,7 +114,8 @@ def check_weights(
     expected = drawn_from(p, q)
     came = answer.came.weights[n].to("cpu", torch.float64)
     total = float(came.sum())
-    allowed = float(slack_for(sampling, subject.dtype, spread=case.spread)(i, p, q)[1])
+    near = slack_for(sampling, subject.dtype, spread=case.spread, q_above=case.q_above)
+    allowed = float(near(i, p, q)[1])
     for y in range(case.width):
         weights = came[list(case.tokens_of(y))]
         share = float(weights.sum()) / total
@@ -167,6 +168,8 @@ def described(case: VerifyCase, probe: Request, i: int, sampling: Sampling) -> l
         q = draft_chain(case, r, probe.drafts)(run)
         x = probe.drafts[i]
         lines.append(f"  q = {shown(q)}")
+        if case.q_above:
+            lines.append(f"  given larger by {case.q_above} units in the last place")
         t = min(Fraction(1), p[x] / q[x]) if q[x] else Fraction(0)
         lines.append(
             f"  draft {case.columns[x]}: accepted below min(1, p/q) = {t}; its uniform "

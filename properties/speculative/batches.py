@@ -1,7 +1,7 @@
 """Rounds of many requests as tensors, and their place in memory as a kernel wants it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ class Batch:
     greedy: Tensor | None = None  # [R], bool
     stop: Tensor | None = None  # [R, S], int64, padded with -1
     budget: Tensor | None = None  # [R], int64
+    q_above: int = 0  # units in the last place by which q is given larger
 
     @property
     def requests(self) -> int:
@@ -64,7 +65,7 @@ class Batch:
 
     def some(self, rows: Tensor | slice) -> "Batch":
         """These requests alone, padded no further than they need."""
-        given = {
+        given: dict[str, Any] = {
             name: x[rows]
             for name, x in vars(self).items()
             if isinstance(x, Tensor) and not name.endswith("_table")
@@ -74,7 +75,7 @@ class Batch:
             given[name] = given[name][:, :width]
         for name in ("p_rows", "draw"):
             given[name] = given[name][:, : K + 1]
-        return Batch(p_table=self.p_table, q_table=self.q_table, **given)
+        return replace(self, **given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +128,9 @@ def lay_out(batch: Batch, capabilities: Capabilities, dtype: str, home: str) -> 
             return put(name, held[at[where]])
         return put(name, held[at.clamp(min=0)], where, law)
 
+    q_table = batch.q_table
+    if q_table is not None:
+        q_table = q_table * (1 + batch.q_above * torch.finfo(floats).eps)
     width = batch.most if given_bonus else batch.most + 1
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), batch.counts.cumsum(0)])
     noise: dict[str, Any] = {}
@@ -148,7 +152,7 @@ def lay_out(batch: Batch, capabilities: Capabilities, dtype: str, home: str) -> 
         drafts=put("drafts", batch.drafts.to(token), real, batch.vocabulary - 1),
         offsets=put("offsets", offsets.to(torch.int32)),
         p=laws(batch.p_table, batch.p_rows[:, :width], rows, "p"),
-        q=None if batch.q_table is None else laws(batch.q_table, batch.q_rows, real, "q"),
+        q=None if q_table is None else laws(q_table, batch.q_rows, real, "q"),
         bonus=put("bonus", batch.bonus.to(token) if given_bonus else None),  # type: ignore[union-attr]
         greedy=put("greedy", batch.greedy),
         stop=put("stop", None if batch.stop is None else batch.stop.to(token)),

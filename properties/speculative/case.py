@@ -19,7 +19,9 @@ class VerifyCase(Case):
     (y + x) mod W in the row. ids: which tokens of the vocabulary of V the W columns are; all other
     tokens have probability 0. spread: column y is so many tokens, y spread to (y + 1) spread - 1,
     which share its mass in the ratio of whole numbers from 1 to 16 that the seed draws; p / q and
-    the order of sums are those of columns, so that decisions are, too.
+    the order of sums are those of columns, so that decisions are, too. q_above: by so many units
+    in the last place q is given larger than its law says, as where the softmax that made it
+    added its terms in another order than that of p.
 
     skipped: drafts, by number, that are -1, see `Sampling.skipped`; greedy: requests that are
     greedy; stop: stop tokens of each request, as columns; budget: most tokens of each request;
@@ -33,6 +35,7 @@ class VerifyCase(Case):
     V: int | None = None
     ids: tuple[int, ...] | None = None
     spread: int = 1
+    q_above: int = 0
     skipped: tuple[int, ...] = ()
     greedy: tuple[int, ...] = ()
     stop: Rows | None = None
@@ -121,6 +124,8 @@ class VerifyCase(Case):
             len(self.budget) != R or not all(_whole(n) for n in self.budget)
         ):
             raise wrong("budget", f"for each of {R} requests a number of at least 0")
+        if not _whole(self.q_above) or (self.q_above and self.q is None):
+            raise wrong("q_above", "a number of at least 0, and 0 where drafts are certain")
         if self.seed < 0:
             raise wrong("seed", "at least 0")
 

@@ -29,6 +29,7 @@ def _facts(case: VerifyCase) -> dict[str, bool]:
         or (case.q is None and any(0 in row for row in _draft_rows(case))),
         "draft_zeros": any(any(a and not b for a, b in zip(p, q, strict=True)) for p, q in laws),
         "equal_laws": bool(laws) and all(p == q for p, q in laws),
+        "q_just_above": bool(case.q_above),
         "disjoint_laws": bool(laws)
         and all(not any(a and b for a, b in zip(p, q, strict=True)) for p, q in laws),
         "certain_drafts": case.q is None,

@@ -76,15 +76,20 @@ class Probe(Request):
 
 
 def slack_for(
-    sampling: Sampling, dtype: str, judged: frozenset[int] | None = None, spread: int = 1
+    sampling: Sampling,
+    dtype: str,
+    judged: frozenset[int] | None = None,
+    spread: int = 1,
+    q_above: int = 0,
 ) -> Slack:
     """How near to a breakpoint either neighbour is right, for a kernel with this rounding.
 
-    With *judged*, places, draws anywhere else are not judged.
+    With *judged*, places, draws anywhere else are not judged. *spread* and *q_above* are those of
+    the case.
     """
 
     def slack(i: int, p: Law, q: Law | None) -> tuple[Fraction, Fraction]:
-        accept, draw = slack_errors(p, q, sampling, dtype, spread)
+        accept, draw = slack_errors(p, q, sampling, dtype, spread, q_above)
         free = judged is not None and i not in judged
         return max(SLACK, accept), ANY if free else max(SLACK, draw)
 
@@ -92,15 +97,20 @@ def slack_for(
 
 
 def slack_errors(
-    p: Law, q: Law | None, sampling: Sampling, dtype: str, spread: int = 1
+    p: Law, q: Law | None, sampling: Sampling, dtype: str, spread: int = 1, q_above: int = 0
 ) -> tuple[Fraction, Fraction]:
     """By how much a kernel's rounding moves a breakpoint of the acceptance, and of the draw."""
-    return _errors(p, q, Fraction(sampling.unit), dtype, spread)
+    return _errors(p, q, Fraction(sampling.unit), dtype, spread, q_above)
+
+
+def raised(q_above: int, dtype: str) -> Fraction:
+    """By how much, relatively, so many units in the last place raise a law."""
+    return Fraction(2 * q_above, 2 ** BITS[dtype])
 
 
 @lru_cache(4096)
 def _errors(
-    p: Law, q: Law | None, u: Fraction, dtype: str, spread: int
+    p: Law, q: Law | None, u: Fraction, dtype: str, spread: int, q_above: int
 ) -> tuple[Fraction, Fraction]:
     """By how much a quotient, and a cumulated sum, may be off."""
     laws, bits = [law for law in (p, q) if law is not None], BITS[dtype]
@@ -109,6 +119,7 @@ def _errors(
     else:
         least = min(w for law in laws for w in law if w) / (16 * spread)
         e = u + max(Fraction(1, 2**bits), HALF_STEP.get(dtype, Fraction(0)) / least)
+    e += raised(q_above, dtype) if q is not None else 0
     weights = drawn_from(p, q)
     Z = Fraction(1) if q is None else total_variation(p, q) or Fraction(1)
     return 3 * e, e * (4 / Z + 2) + 2 * spread * len(support(weights)) * u
@@ -198,7 +209,7 @@ class Prober:
     def at(self, run: Prefix) -> Iterator[Probe]:
         """Probes of the decision after *run*."""
         i, p = len(run), self.p(run)
-        near = slack_for(self.sampling, self.dtype, spread=self.case.spread)
+        near = self.slack()
         if i == self.k and self.sampling.bonus == "given":
             for y in self.bonuses(run):
                 yield self.made(i, run, bonus=y)
@@ -296,7 +307,12 @@ class Prober:
             judged = frozenset[int]()  # the weights are looked at, not what was drawn from them
         elif probe.race is not None:
             judged = frozenset({probe.at})
-        return self.right_of(probe, slack_for(self.sampling, self.dtype, judged, self.case.spread))
+        return self.right_of(probe, self.slack(judged))
+
+    def slack(self, judged: frozenset[int] | None = None) -> Slack:
+        """`slack_for` this case."""
+        case = self.case
+        return slack_for(self.sampling, self.dtype, judged, case.spread, case.q_above)
 
     def right_of(self, probe: Request, slack: Slack) -> frozenset[Round]:
         """The right rounds of a request, if breakpoints are known so well."""
@@ -304,6 +320,9 @@ class Prober:
         stop = () if case.stop is None else case.stop[r]
         budget = None if case.budget is None else case.budget[r]
         target: Context = target_chain(case, r)
+        nearly = max(SLACK, 4 * Fraction(self.sampling.unit))  # of a quotient, or of logarithms
+        if case.q_above:  # a q that is larger rejects more, and `unjudged` knows no uniform
+            nearly = ANY if slack is unjudged else nearly + 3 * raised(case.q_above, self.dtype)
         after_skip = None
         if -1 in drafts:  # a round that was offered no draft there is a shorter one
             drafts = drafts[: drafts.index(-1)]
@@ -320,7 +339,6 @@ class Prober:
             self.sampling.closed_draw,
             probe.bonus if len(drafts) == self.k else None,
         )
-        nearly = max(SLACK, 4 * Fraction(self.sampling.unit))  # of a quotient, or of logarithms
         return decided_rounds(target, rows, drafts, noise, stop, budget, slack, nearly)
 
     def after_skip(self, run: Prefix, q: Law, slack: Slack) -> tuple[Context, Slack]:

@@ -87,6 +87,7 @@ def batch_of(case: VerifyCase, some: Sequence[Request]) -> Batch:
         p_table=p_table.tensor(),
         p_rows=torch.tensor(p_rows).reshape(n, K + 1),
         q_table=None if case.q is None else q_table.tensor(),
+        q_above=case.q_above,
         q_rows=torch.tensor(q_rows, dtype=torch.int64).reshape(n if q_rows else 0, K),
         accept=torch.tensor(accept, dtype=torch.float64).reshape(n, K),
         draw=torch.tensor(draw, dtype=torch.float64).reshape(n, K + 1),

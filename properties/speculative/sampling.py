@@ -128,6 +128,7 @@ def drawn_batch(subject: Subject, case: VerifyCase, chance: np.random.Generator,
         bonus=columns[torch.as_tensor(inverse_cdf(bonus[at[:, k]], chance.random(n)))],
         # One after the other, as requests are mostly numbered: streams must not overlap.
         seeds=torch.as_tensor(chance.integers(2**62) + np.arange(n)),
+        q_above=case.q_above,
         **limits(case, [0] * n),
     )
 

@@ -174,6 +174,26 @@ def equal_laws(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
     return replace(case, p=p, q=q, chained=False)
 
 
+def q_just_above(domain: VerifyDomain) -> Strategy | None:
+    """p = q, and q is given a unit in the last place larger: a uniform next to 1 rejects a draft.
+
+    [p - q]+ is 0 then, and the likeliest token, in the middle, is drawn from p: neither the draft,
+    nor the first token or the last one, which have probability 1/16 or none.
+    """
+    return _just_above(domain) if domain.vocabulary > 2 and domain.has("draft_law") else None
+
+
+@st.composite
+def _just_above(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
+    W = draw(st.sampled_from([w for w in (3, 4, 5, 8) if w <= domain.vocabulary]))
+    case = laws(draw, domain, counts_of(draw, domain), W)
+    rare, often = draw(st.sampled_from([0, W - 1])), draw(st.integers(1, W - 2))
+    masses = {rare: 1, often: 15}
+    peaked = tuple(masses.get(y, 0) for y in range(W))
+    p = tuple(peaked for _ in case.p)
+    return replace(case, p=p, q=p[: sum(case.counts)], chained=False, q_above=1)
+
+
 @stratum("draft_law")
 def disjoint_laws(draw: st.DrawFn, domain: VerifyDomain) -> VerifyCase:
     """p and q have no token in common: everything is rejected."""
@@ -347,6 +367,7 @@ EXACT = {
     "target_zeros": target_zeros,
     "draft_zeros": draft_zeros,
     "equal_laws": equal_laws,
+    "q_just_above": q_just_above,
     "disjoint_laws": disjoint_laws,
     "chained_laws": chained_laws,
     "no_drafts_first": no_drafts_first,
