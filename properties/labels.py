@@ -70,6 +70,7 @@ def _facts(case: AttendCase, domain: Domain) -> dict[str, bool]:
         "single_elements": ";" in case.q + case.k + case.v,
         "scale": case.scale is not None,
         "nonpositive_scale": case.scale is not None and case.scale <= 0,
+        "zero_scale": case.scale == 0,
         **{f"view_{name}": case.view == name for name in VIEWS[1:]},
         "bottom_right": case.causal == "bottom_right",
         "top_left": case.causal == "top_left",

@@ -105,12 +105,13 @@ def paged_inputs(
     wide = "BTHD" if page_layout == "NHD" else "BHTD"
     k, v = (place(n, x, wide, held, device) for n, x in (("k", pools.k), ("v", pools.v)))
     table = placed_small("table", pools.table, device)
-    around = beside(vis, scoring, device, "keep")
+    around = beside(vis, scoring, device, capabilities.conventions.mask_polarity)
     call = AttendCall(
         q=q.view,
         k=k.view.transpose(1, 2) if page_layout == "NHD" else k.view,
         v=v.view.transpose(1, 2) if page_layout == "NHD" else v.view,
         scale=tensors.scale,
+        splits=tensors.plan.splits,
         pages=Pages(table=table.view, size=pools.size, layout=page_layout),
         **seen_by_kernel(vis, scoring, around),
     )

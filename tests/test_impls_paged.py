@@ -19,7 +19,9 @@ from attention_calls import (
     random_mask,
 )
 from torch import Tensor
+from toy_kernels import Toy
 
+from kernelassay import AttendCase, Subject
 from kernelassay.impls import torch_paged, torch_reference, torch_split, triton_paged
 from kernelassay.impls.calls import check_attend, features_used
 from kernelassay.impls.contract import (
@@ -32,6 +34,8 @@ from kernelassay.impls.contract import (
 )
 from kernelassay.impls.interpreter import interpreting
 from kernelassay.oracle.attention import attention
+from kernelassay.properties.engine import Options, check
+from kernelassay.properties.property import select
 
 plain, nhd, hnd = torch_paged.adapter, triton_paged.adapter, triton_paged.hnd
 ADAPTERS = (plain, nhd, hnd)
@@ -429,3 +433,46 @@ def test_what_is_compiled_without_a_device_is_all_there_is_to_say() -> None:
         absent.append({name for name, value in constexprs.items() if value is None})
     assert set() in absent
     assert set.union(*absent) in absent
+
+
+@pytest.mark.parametrize("polarity", ["keep", "drop"])
+def test_a_call_over_pages_says_what_one_without_says(polarity: Any) -> None:
+    """Splits, and the mask as the kernel reads it, reach a kernel with pages, too."""
+    case = AttendCase(
+        B=2, Tq=3, Tk=9, D=16, mask="rows:0:70:qk", lengths=(9, 9), splits=3, q="random:0",
+        k="random:1", v="random:2",
+    )  # fmt: skip
+    said = []
+    for kernel, given in (
+        (torch_reference, case),
+        (torch_paged, dataclasses.replace(case, page=4)),
+    ):
+        capabilities = kernel.adapter.capabilities
+        conventions = dataclasses.replace(capabilities.conventions, mask_polarity=polarity)
+        declared = dataclasses.replace(capabilities, splits=True, conventions=conventions)
+        said.append(Subject(Toy(capabilities=declared), "fp32", "cpu").prepare(given).call)
+    dense, over = said
+    assert dense.splits == over.splits == 3
+    assert dense.visibility.mask is not None
+    assert torch.equal(dense.visibility.mask, over.visibility.mask[..., :9])
+
+
+def test_splits_of_a_kernel_with_pages_are_judged() -> None:
+    """One that loses the keys of its last split fails; whoever drops no key passes."""
+
+    def without_the_last(call: AttendCall) -> AttendResult:
+        used, n = call.visibility.lengths, call.splits or 1
+        assert used is not None
+        kept = used - used // n if n > 1 else used
+        see = dataclasses.replace(call.visibility, lengths=kept)
+        return plain.attend(dataclasses.replace(call, visibility=see, splits=None))
+
+    def whole(call: AttendCall) -> AttendResult:
+        return plain.attend(dataclasses.replace(call, splits=None))
+
+    declared = dataclasses.replace(plain.capabilities, splits=True)
+    (law,) = select("merging.splits")
+    for run, status in ((without_the_last, "failed"), (whole, "passed")):
+        subject = Subject(Toy(run, capabilities=declared), "fp32", "cpu")
+        record = check(law, subject, Options(shrink=False)).record
+        assert record.status == status, record.reason

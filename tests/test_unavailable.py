@@ -99,7 +99,9 @@ def test_pytest_skips_it(pytester: pytest.Pytester) -> None:
     [
         ("flashinfer_merge:pair", "flashinfer"),
         ("vllm_merge:adapter", "vllm"),
+        ("vllm_unified:segments", "vllm"),
         ("sglang_merge:adapter", "sglang"),
+        ("sglang_extend:adapter", "sglang"),
     ],
 )
 def test_an_absent_library_is_named_with_its_extra(spec: str, library: str) -> None:

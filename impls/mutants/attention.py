@@ -21,6 +21,19 @@ VALUES = (
         law="attention.value",
     ),
     _mutant(
+        name="scale_of_zero_for_none",
+        edits=(
+            (
+                "1.0 / math.sqrt(D) if call.scale is None else call.scale",
+                "call.scale or 1.0 / math.sqrt(D)",
+            ),
+        ),
+        report="docs/findings/onnxruntime_scale_zero.py",
+        hides="Nobody asks for equal weights in this way.",
+        law="attention.value",
+        missed_by=("attention.extreme_scores", "alignment.causal_corner"),
+    ),
+    _mutant(
         name="scale_applied_twice",
         edits=(("z = z * scale\n", "z = z * scale * scale\n"),),
         report="A86",

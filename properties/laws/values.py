@@ -40,11 +40,12 @@ from kernelassay.properties.subject import Subject
         "positions": s.positions,
         "long_sums": s.long_sums,
         "nonpositive_scale": s.nonpositive_scale,
+        "zero_scale": s.zero_scale,
         "value_size": s.value_size,
         "equal_values": s.equal_values,
         "plain": s.plain,
     },
-    weight=1.5,  # two cases of each stratum at the least level
+    weight=1.6,  # two cases of each stratum at the least level
 )
 def value(subject: Subject, case: AttendCase) -> None:
     answer = subject.attend(case)

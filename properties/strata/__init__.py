@@ -122,6 +122,7 @@ from kernelassay.properties.strata.values import (
     stretched,
     value_size,
     whole_tiles,
+    zero_scale,
 )
 from kernelassay.properties.strata.visibility import (
     boolean_mask,
@@ -271,4 +272,5 @@ __all__ = [
     "windows",
     "with_future",
     "with_scoring",
+    "zero_scale",
 ]

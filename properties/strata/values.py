@@ -260,6 +260,17 @@ def dyadic(draw: st.DrawFn, domain: Domain) -> AttendCase:
 @stratum
 def nonpositive_scale(draw: st.DrawFn, domain: Domain) -> AttendCase:
     """A scale of zero or below, causal where there is a corner: hidden scores stay hidden."""
+    return _scaled(draw, domain, draw(st.sampled_from([-0.3, 0.0, -1.0])))
+
+
+@requires("scale", "scale.nonpositive")
+@stratum
+def zero_scale(draw: st.DrawFn, domain: Domain) -> AttendCase:
+    """A scale of zero, which is not none given: all that is visible weighs the same."""
+    return _scaled(draw, domain, 0.0)
+
+
+def _scaled(draw: st.DrawFn, domain: Domain, scale: float) -> AttendCase:
     case = draw(shapes(domain))
     case = replace(case, causal=draw(st.sampled_from(domain.corners[::-1])))
-    return replace(draw(generic(domain, case)), scale=draw(st.sampled_from([-0.3, 0.0, -1.0])))
+    return replace(draw(generic(domain, case)), scale=scale)
