@@ -10,8 +10,8 @@ fails, or the kernel hangs. What survives is either the same kernel written othe
 Adapters' declarations, messages and annotations are left as they are. Each mutant has a process of
 its own, so that one that hangs or spoils a global harms no other. Laws that killed go first.
 
-Kernels of Triton run in its interpreter, or with --device cuda on a GPU, where a hundred take
-minutes rather than hours. Of a module with several adapters `torch_verify:padded` names one.
+Kernels of Triton run in its interpreter, or with --device cuda on a GPU. Of a module with several
+adapters `torch_verify:padded` names one.
 """
 
 import argparse

@@ -132,7 +132,8 @@ def check_weights(
 def wrong_round(subject: Subject, case: VerifyCase, probe: Probe, got: Round) -> WrongToken:
     """The failure: what came beside what is right, and the decision looked at."""
     best = min(probe.right, key=lambda right: (right.accepted != got.accepted, right.tokens))
-    also = f", or {len(probe.right) - 1} others" if len(probe.right) > 1 else ""
+    others = len(probe.right) - 1
+    also = f", or {'another' if others == 1 else f'{others} others'}" if others else ""
     return WrongToken(
         f"request {probe.request} emitted {said(case, got)}; expected {said(case, best)}{also}",
         lines=described(
@@ -169,7 +170,7 @@ def described(case: VerifyCase, probe: Request, i: int, sampling: Sampling) -> l
         x = probe.drafts[i]
         lines.append(f"  q = {shown(q)}")
         if case.q_above:
-            lines.append(f"  given larger by {case.q_above} units in the last place")
+            lines.append(f"  as given, larger by {case.q_above} in the last place")
         t = min(Fraction(1), p[x] / q[x]) if q[x] else Fraction(0)
         lines.append(
             f"  draft {case.columns[x]}: accepted below min(1, p/q) = {t}; its uniform "
